@@ -1,0 +1,116 @@
+"""Operators whose result shape depends on values: count on the device, read the count, then run at that size.
+
+Boolean masks as indices end here too. Each costs one synchronisation, as on every accelerator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..tensor import buffer
+from . import execute, plan
+from .kernels import kernel
+
+aten = torch.ops.aten
+
+
+@kernel("aten.nonzero.default")
+def nonzero(tensor: torch.Tensor) -> torch.Tensor:
+    count = int(aten.count_nonzero.default(tensor.reshape(-1)).item()) if tensor.numel() else 0
+    return aten.nonzero_static.default(tensor, size=count)
+
+
+@kernel("aten.masked_select.default")
+def masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        raise RuntimeError(f"masked_select: expected BoolTensor for mask, got {mask.dtype}")
+    tensor, mask = torch.broadcast_tensors(tensor, mask)
+    positions = nonzero(mask.reshape(-1)).squeeze(1)
+    return tensor.reshape(-1).index_select(0, positions)
+
+
+def resolve_indices(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Index tensors as integers on the device: masks become positions, CPU indices are checked and moved."""
+    resolved: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None:
+            resolved.append(None)
+            continue
+        if index.dtype in (torch.bool, torch.uint8):
+            at = len(resolved)
+            shape = tuple(tensor.shape[at:at + index.dim()])
+            if tuple(index.shape) != shape:
+                raise IndexError(f"The shape of the mask {list(index.shape)} at index 0 does not match the shape of "
+                                 f"the indexed tensor {list(tensor.shape)} at index {at}")
+            found = index.nonzero()
+            resolved += [part if buffer.of(part) is not None else part.to("tpu") for part in found.unbind(1)]
+            continue
+        if index.dtype not in (torch.int64, torch.int32):
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+        if buffer.of(index) is None:
+            at = len(resolved)
+            if at < tensor.dim():
+                check_bounds(index, tensor.shape[at], at)
+            index = index.to("tpu")
+        elif execute.config_debug() and len(resolved) < tensor.dim():
+            check_bounds(index.cpu(), tensor.shape[len(resolved)], len(resolved))
+        resolved.append(index)
+    if len(resolved) > tensor.dim():
+        raise IndexError(f"too many indices for tensor of dimension {tensor.dim()} (got {len(resolved)})")
+    return resolved
+
+
+def check_bounds(index: torch.Tensor, size: int, dim: int) -> None:
+    """Raises IndexError, with torch's message, for a host index outside [-size, size)."""
+    if index.numel() == 0:
+        return
+    low, high = (int(v) for v in index.aminmax())
+    if low < -size or high >= size:
+        raise IndexError(f"index {low if low < -size else high} is out of bounds for dimension {dim} with size {size}")
+
+
+def _plan(op: Any) -> plan.Plan:
+    made = plan.make(op)
+    assert made is not None, op
+    return made
+
+
+@kernel("aten.index.Tensor", "aten._unsafe_index.Tensor")
+def index(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    if buffer.of(tensor) is None:
+        # A CPU tensor indexed by device tensors: torch demands the indices on the CPU.
+        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+    return execute.run(_plan(aten.index.Tensor), (tensor, resolve_indices(tensor, indices)), {})
+
+
+@kernel("aten.index_put_.default", "aten._index_put_impl_.default", "aten._unsafe_index_put.default")
+def index_put_(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor,
+               accumulate: bool = False, unsafe: bool = False) -> torch.Tensor:
+    if buffer.of(tensor) is None:
+        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+    if values.dtype != tensor.dtype:
+        raise RuntimeError(f"Index put requires the source and destination dtypes match, got {tensor.dtype} for the "
+                           f"destination and {values.dtype} for the source.")
+    if buffer.of(values) is None:
+        if values.dim():
+            raise execute.mixed_devices(values, aten.index_put_.default)
+        values = values.to("tpu")
+    masks = [index for index in indices if index is not None]
+    if len(masks) == 1 and masks[0].dtype == torch.bool and values.numel() == 1 and not accumulate \
+            and buffer.of(masks[0]) is not None:
+        at = next(i for i, index in enumerate(indices) if index is not None)
+        mask = masks[0]
+        if tuple(tensor.shape[at:at + mask.dim()]) == tuple(mask.shape):
+            mask = mask.reshape(tuple(mask.shape) + (1,) * (tensor.dim() - at - mask.dim()))
+            return aten.masked_fill_.Tensor(tensor, mask, values.reshape(()))
+    execute.run(_plan(aten.index_put_.default), (tensor, resolve_indices(tensor, indices), values, accumulate), {})
+    return tensor
+
+
+@kernel("aten.index_put.default")
+def index_put(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor,
+              accumulate: bool = False) -> torch.Tensor:
+    return index_put_(tensor.clone(), indices, values, accumulate)

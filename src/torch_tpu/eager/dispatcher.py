@@ -1,0 +1,133 @@
+"""Connects PyTorch's dispatcher with the table. Until the device is used, one catch-all is all there is; its first
+call loads JAX and the lowerings, and registers every operator directly."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+_library: torch.library.Library | None = None
+_catch_all: torch.library.Library | None = None
+_lock = threading.RLock()
+_loaded = False
+
+
+def install() -> None:
+    """Registers the catch-all, and the few operators that must not wait for it. Cheap; loads nothing."""
+    global _library, _catch_all
+    _library = torch.library.Library("aten", "IMPL")
+    _catch_all = torch.library.Library("_", "IMPL")
+    _catch_all.fallback(_dispatch, "PrivateUse1")
+
+
+def _dispatch(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """An operator without a kernel of its own."""
+    if not _loaded:
+        load()
+        found = _kernel(op)
+        if found is not None:
+            return found(*args, **kwargs)
+    from . import fallback
+
+    return fallback.run(op, args, kwargs)
+
+
+def load() -> None:
+    """Loads JAX, the lowerings and the kernels, and registers them (once)."""
+    global _loaded
+    if _loaded:
+        return
+    with _lock:
+        if _loaded:
+            return
+        from .. import lowering
+        from ..runtime import client
+        from . import attention, autocast, copy, creation, data_dependent, random  # noqa: F401  (they register)
+
+        client.get()
+        lowering.load()
+        _register()
+        _loaded = True
+
+
+def loaded() -> bool:
+    return _loaded
+
+
+def _takes_kernel(name: str) -> bool:
+    """Whether a kernel of ours may stand under this overload. A composite must not get one: its own autograd formula
+    would be lost. (Overloads of TorchScript are no dispatcher operators at all.)"""
+    try:
+        return not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    except RuntimeError:
+        return False
+
+
+def _register() -> None:
+    from ..lowering.table import TABLE
+    from . import plan
+    from .kernels import KERNELS
+
+    assert _library is not None
+    done: set[str] = set()
+    for name, fn in KERNELS.items():
+        _implement(name, fn)
+        done.add(name)
+    packets: dict[tuple[str, str], None] = {}
+    for name in TABLE:
+        namespace, packet, _ = name.split(".")
+        stem = packet.removesuffix("_functional")
+        for candidate in (packet, packet + "_", stem, stem + "_"):
+            packets[(namespace, candidate)] = None
+    for namespace, packet_name in packets:
+        if namespace != "aten":
+            continue
+        packet = getattr(torch.ops.aten, packet_name, None)
+        if packet is None:
+            continue
+        for which in packet.overloads():
+            op = getattr(packet, which)
+            name = str(op)
+            if name in done or not _takes_kernel(_qualified(op)):
+                continue
+            made = plan.make(op)
+            if made is not None:
+                _implement(name, _planned(made))
+                done.add(name)
+
+
+def _planned(made: Any) -> Any:
+    from . import execute, random
+
+    if made.entry.random:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            return execute.run(made, args, kwargs, random.next_key(kwargs.get("generator")))
+    else:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            return execute.run(made, args, kwargs)
+    return kernel
+
+
+def _kernel(op: Any) -> Any:
+    from . import plan
+    from .kernels import KERNELS
+
+    found = KERNELS.get(str(op))
+    if found is not None:
+        return found
+    made = plan.make(op)
+    return None if made is None else _planned(made)
+
+
+def _qualified(op: Any) -> str:
+    return op._schema.name + ("." + op._schema.overload_name if op._schema.overload_name else "")
+
+
+def _implement(name: str, fn: Any) -> None:
+    assert _library is not None
+    namespace, packet, which = name.split(".")
+    if namespace != "aten":
+        return
+    _library.impl(packet if which == "default" else f"{packet}.{which}", fn, "PrivateUse1")

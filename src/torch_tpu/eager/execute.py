@@ -1,0 +1,416 @@
+"""Runs one operator on device tensors: a cached executable, keyed by the operator, its static arguments and each
+tensor's (array shape, window, dtype). Views are folded into the executable; writes give the storage a new array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from ..lowering import context, promotion, table
+from ..runtime import config, dtypes, executable, transfer
+from ..tensor import buffer, views
+from . import creation, oracle
+from .plan import Plan
+
+Tensor = torch.Tensor
+
+
+class Ref:
+    """A tensor argument inside a key: which buffer, and the window on it."""
+
+    __slots__ = ("dtype", "index", "view")
+
+    def __init__(self, index: int, view: views.View, dtype: np.dtype) -> None:
+        self.index, self.view, self.dtype = index, view, dtype
+
+
+class Number:
+    """A number argument that is an input of the program: which input."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+@dataclass
+class Compiled:
+    """An executable with what its outputs mean."""
+
+    program: executable.Executable
+    fresh: list[Any]  # per result: None, ("tensor", sizes, strides, nbytes), or a list of those
+    written: list[tuple[int, int]]  # (buffer index, output index)
+
+
+class Call:
+    """The arguments of one call, taken apart: a hashable key, and the arrays to feed."""
+
+    __slots__ = ("buffers", "key", "memo", "numbers")
+
+    def __init__(self) -> None:
+        self.key: list[Any] = []
+        self.buffers: list[buffer.Buffer] = []
+        self.memo: dict[int, int] = {}
+        self.numbers: list[tuple[Any, np.dtype, bool]] = []  # value, dtype, weakly typed
+
+    def add_tensor(self, tensor: Tensor, plan: Plan) -> None:
+        held = getattr(tensor.untyped_storage(), "_tpu_buffer", None)
+        if held is None:
+            self._add_host(tensor, plan)
+            return
+        index = self.memo.get(id(held))
+        if index is None:
+            index = self.memo[id(held)] = len(self.buffers)
+            self.buffers.append(held)
+        self.key.append((index, held.shape, held.dtype, tensor.dtype, tuple(tensor.shape), tensor.stride(),
+                         tensor.storage_offset()))
+
+    def add_target(self, tensor: Tensor, plan: Plan) -> None:
+        if buffer.of(tensor) is None:
+            raise mixed_devices(tensor, plan.op)
+        self.add_tensor(tensor, plan)
+        self.key.append(self.buffers[self.key[-1][0]].shared)
+
+    def _add_host(self, tensor: Tensor, plan: Plan) -> None:
+        if tensor.device.type == "cpu" and tensor.dim() == 0:
+            kind = dtypes.to_numpy(tensor.dtype)
+            self.key.append(("host", kind))
+            self.numbers.append((_item(tensor), kind, False))
+            return
+        if tensor.device.type == "tpu":
+            raise RuntimeError(
+                f"{plan.op}: a tpu tensor of shape {tuple(tensor.shape)} has no device memory behind it (its storage "
+                "was made outside torch_tpu); make it with torch.empty(..., device='tpu') or .to('tpu')")
+        raise mixed_devices(tensor, plan.op)
+
+    def add_number(self, value: Any) -> None:
+        if value is None:
+            self.key.append(None)
+            return
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            value = value.node.guard_int("", 0) if isinstance(value, torch.SymInt) else float(value)
+        kind = type(value)
+        self.key.append(kind)
+        self.numbers.append((value, _NUMBER_KIND[kind], True))
+
+    def add_static(self, value: Any) -> None:
+        if isinstance(value, list):
+            value = tuple(value)
+        # 1, 1.0 and True are equal keys but not equal programs.
+        self.key.append((type(value), value) if isinstance(value, bool | int | float) else value)
+
+
+_NUMBER_KIND: dict[type, np.dtype] = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64),
+                                      complex: np.dtype(np.complex128)}
+
+
+def _item(tensor: Tensor) -> Any:
+    return tensor.resolve_conj().resolve_neg().item()
+
+
+def mixed_devices(tensor: Tensor, op: Any) -> RuntimeError:
+    """torch's own message for operands on two devices."""
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, tpu:0 and {tensor.device}! "
+        f"({op}, an argument of shape {tuple(tensor.shape)}); move it with .to('tpu')")
+
+
+_cache: dict[tuple[Any, ...], Compiled | list[tuple[int, ...]]] = {}
+
+
+def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None) -> Any:
+    """Runs an overload.
+
+    Args:
+        plan: how.
+        args, kwargs: the overload's own arguments; tensors on the device, 0-d CPU tensors, numbers.
+        key: a uint32[2] JAX array for a random operator.
+    """
+    call = Call()
+    given = dict(zip(plan.names, args))
+    given.update(kwargs)
+    for name, kind in plan.params:
+        value = given.get(name, _MISSING)
+        if kind == "tensor":
+            if value is None or value is _MISSING:
+                call.key.append(None)
+            elif isinstance(value, Tensor):
+                call.add_tensor(value, plan)
+            else:
+                call.add_number(value)
+        elif kind == "traced":
+            if value is _MISSING:
+                call.key.append("default")
+            elif isinstance(value, Tensor):
+                call.add_tensor(value, plan)
+            else:
+                call.add_number(value)
+        elif kind == "tensors":
+            if value is None or value is _MISSING:
+                call.key.append(None)
+            else:
+                call.key.append(len(value))
+                for item in value:
+                    if item is None:
+                        call.key.append(None)
+                    else:
+                        call.add_tensor(item, plan)
+        elif kind == "traced_list":
+            call.key.append(len(value))
+            for item in value:
+                call.add_number(item)
+        elif kind == "static":
+            if value is _MISSING:
+                call.key.append("default")
+            else:
+                call.add_static(value)
+        elif name == "memory_format" and value is not _MISSING:
+            call.key.append(value)
+    targets: list[Tensor] = []
+    for name, _ in plan.writes:
+        target = given[name]
+        for tensor in target if isinstance(target, list | tuple) else (target,):
+            if tensor is not None:
+                targets.append(tensor)
+                call.add_target(tensor, plan)
+    full_key = (plan.op, context.key(), *call.key)
+    compiled = _cache.get(full_key)
+    if compiled is None:
+        compiled = _build(plan, given, call, targets, key is not None)
+        _cache[full_key] = compiled
+    if isinstance(compiled, list):  # sizes of the out= tensors, which must be changed first
+        _resize_outputs(targets, compiled)
+        return run(plan, args, kwargs, key)
+    arrays = [held.array() for held in call.buffers]
+    for value, kind, _ in call.numbers:
+        arrays.append(transfer.scalar(value, kind))
+    if key is not None:
+        arrays.append(key)
+    outputs = compiled.program(arrays)
+    for index, position in compiled.written:
+        call.buffers[index].rebind(outputs[position])
+    if config_debug():
+        for array in outputs:
+            array.block_until_ready()
+    results = [_wrap(spec, outputs) for spec in compiled.fresh]
+    values = [given[what] if where == "argument" else results[what] for where, what in plan.returns]
+    return values[0] if len(values) == 1 else (None if not values else tuple(values))
+
+
+_MISSING = object()
+_debug: bool | None = None
+
+
+def config_debug() -> bool:
+    global _debug
+    if _debug is None:
+        _debug = config.DEBUG.flag()
+    return _debug
+
+
+def _wrap(spec: Any, outputs: list[Any]) -> Any:
+    if spec is None:
+        return None
+    if isinstance(spec, list):
+        return [_wrap(item, outputs) for item in spec]
+    position, sizes, strides = spec
+    return buffer.wrap(outputs[position], sizes, strides)
+
+
+def _resize_outputs(targets: list[Tensor], sizes: list[tuple[int, ...]]) -> None:
+    for tensor, size in zip(targets, sizes):
+        if tuple(tensor.shape) != size:
+            creation.resize_output_(tensor, size, tensor.device)
+
+
+def rebuild(plan: Plan, given: dict[str, Any], call: Call, tensor: Any, number: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The functional overload's arguments with every tensor mapped by `tensor(key)` and number by `number(index)`."""
+    keys = iter(call.key)
+    counter = iter(range(len(call.numbers)))
+
+    def one(value: Any) -> Any:
+        item = next(keys)
+        if item is None:
+            return None
+        if isinstance(item, tuple) and item[0] == "host":
+            return number(next(counter), value)
+        if isinstance(item, type):
+            return number(next(counter), value)
+        return tensor(item, value)
+
+    arguments: list[Any] = []
+    for name, kind in plan.params:
+        value = given.get(name, _MISSING)
+        if kind in ("tensor", "traced"):
+            if value is _MISSING:
+                next(keys)
+                arguments.append((name, _MISSING))
+            else:
+                arguments.append((name, one(value)))
+        elif kind in ("tensors", "traced_list"):
+            if value is None or value is _MISSING:
+                next(keys)
+                arguments.append((name, _MISSING if value is _MISSING else None))
+            else:
+                next(keys)
+                arguments.append((name, [one(item) for item in value]))
+        elif kind == "static":
+            next(keys)
+            arguments.append((name, value))
+        else:
+            if name == "memory_format" and value is not _MISSING:
+                next(keys)
+            arguments.append((name, _MISSING))
+    schema = plan.functional._schema.arguments
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for argument, (name, value) in zip(schema, arguments):
+        if value is _MISSING:
+            value = argument.default_value if argument.has_default_value() else None
+            if name in table.PLACEMENT:
+                continue
+        if isinstance(value, torch.dtype):
+            value = dtypes.to_numpy(value)
+        if argument.kwarg_only:
+            named[name] = value
+        else:
+            positional.append(value)
+    return positional, named
+
+
+def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
+           random: bool) -> Compiled | list[tuple[int, ...]]:
+    expected = oracle.expect(plan, given)
+    if plan.out and expected is not None:
+        sizes = [tuple(m.shape) for m in oracle.flat(expected)]
+        written = [index for _, index in plan.writes]
+        flat_sizes = [sizes[i] for i in written] if len(sizes) > len(written) else sizes
+        if len(flat_sizes) == len(targets) and any(tuple(t.shape) != s for t, s in zip(targets, flat_sizes)):
+            return flat_sizes
+        for tensor, meta in zip(targets, [oracle.flat(expected)[i] for i in written] if len(sizes) > len(written)
+                                else oracle.flat(expected)):
+            if not torch.can_cast(meta.dtype, tensor.dtype):
+                raise RuntimeError(f"result type {_name(meta.dtype)} can't be cast to the desired output type "
+                                   f"{_name(tensor.dtype)}")
+    target_views = []
+    for tensor in targets:
+        view = views.View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        if views.overlaps(view):
+            raise RuntimeError(
+                "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+                "location. Please clone() the tensor before performing the operation.")
+        target_views.append((call.memo[id(buffer.of(tensor))], view, dtypes.to_numpy(tensor.dtype)))
+    count = len(call.buffers)
+    numbers = len(call.numbers)
+    layout: dict[str, Any] = {}
+
+    def program(*arrays: Any) -> list[Any]:
+        def tensor(item: Any, _: Any) -> Any:
+            index, _, _, dtype, sizes, strides, offset = item
+            return views.read(arrays[index], views.View(sizes, strides, offset), dtypes.to_numpy(dtype))
+
+        def number(index: int, _: Any) -> Any:
+            return arrays[count + index]
+
+        positional, named = rebuild(plan, given, call, tensor, number)
+        if plan.entry.random:
+            named["key"] = arrays[count + numbers]
+        result = plan.entry.fn(*positional, **named)
+        results = list(result) if isinstance(result, tuple) else [result]
+        if len(plan.functional._schema.returns) == 1 and isinstance(result, list):
+            results = [list(result)]
+        outputs: list[Any] = []
+        fresh = []
+        for position in plan.fresh:
+            fresh.append(_emit(results[position], _at(expected, position), outputs))
+        layout["fresh"] = fresh
+        written: list[tuple[int, int]] = []
+        current: dict[int, Any] = {}
+        values: list[Any] = []
+        for name, position in plan.writes:
+            if isinstance(given[name], list | tuple):
+                values += [v for v, t in zip(results[position], given[name]) if t is not None]
+            elif given[name] is not None:
+                values.append(results[position])
+        for (index, view, dtype), value in zip(target_views, values):
+            base = current.get(index, arrays[index])
+            value = promotion.cast(value, dtype)
+            if value.shape != view.sizes:
+                value = jax.numpy.broadcast_to(value, view.sizes)
+            current[index] = views.write(base, view, value)
+        for index, value in current.items():
+            written.append((index, len(outputs)))
+            outputs.append(value)
+        layout["written"] = written
+        return outputs
+
+    avals = [jax.ShapeDtypeStruct(held.shape, held.dtype) for held in call.buffers]
+    avals += [jax.ShapeDtypeStruct((), kind, weak_type=weak) for _, kind, weak in call.numbers]
+    if random:
+        avals.append(jax.ShapeDtypeStruct((2,), np.uint32))
+    donate = sorted({index for index, _, _ in target_views if not call.buffers[index].shared})
+    name = str(plan.op)
+    try:
+        program_ = executable.build(program, avals, name, donate)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise type(error)(f"{name} on tpu, with {_describe(call)}: {error}") from error
+    return Compiled(program_, layout["fresh"], layout["written"])
+
+
+def _describe(call: Call) -> str:
+    shapes = [f"{tuple(item[4])} {item[3]}" for item in call.key
+              if isinstance(item, tuple) and len(item) == 7 and isinstance(item[0], int)]
+    return ", ".join(shapes) or "no tensors"
+
+
+def _name(dtype: torch.dtype) -> str:
+    names = {torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.int64: "Long",
+             torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte", torch.bool: "Bool",
+             torch.bfloat16: "BFloat16", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble"}
+    return names.get(dtype, str(dtype))
+
+
+def _at(expected: Any, position: int) -> Any:
+    if expected is None:
+        return None
+    if isinstance(expected, tuple):
+        return expected[position] if position < len(expected) else None
+    return expected if position == 0 else None
+
+
+def _emit(value: Any, meta: Any, outputs: list[Any]) -> Any:
+    """Appends a result to the program's outputs in memory order; returns where it is and its sizes and strides."""
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        return [_emit(item, meta[i] if isinstance(meta, list | tuple) else None, outputs)
+                for i, item in enumerate(value)]
+    if promotion.is_number(value):
+        value = promotion.cast(value, promotion.torch_dtype(value))
+    sizes = tuple(value.shape)
+    strides = buffer.contiguous(sizes)
+    if isinstance(meta, Tensor):
+        value = promotion.cast(value, meta.dtype)
+        if tuple(meta.shape) != sizes:
+            raise ValueError(f"the lowering gives shape {sizes}, PyTorch says {tuple(meta.shape)}")
+        if meta.stride() != strides and 0 not in sizes:
+            order = buffer.dense_order(sizes, meta.stride())
+            if order is not None:
+                strides = meta.stride()
+                value = value.transpose(order)
+    outputs.append(value)
+    return len(outputs) - 1, sizes, strides
+
+
+def clear() -> None:
+    """Forgets the compiled operators of this process."""
+    _cache.clear()
+
+
+def cached() -> int:
+    return len(_cache)

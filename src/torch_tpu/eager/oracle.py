@@ -1,0 +1,79 @@
+"""What PyTorch itself says about a call: result shapes, dtypes and strides, and its errors for wrong arguments.
+
+Asked once a program, by running the operator on meta tensors; so a wrong shape or dtype raises torch's own message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .plan import Plan
+
+# Operators whose Meta kernel is missing or answers for another device's layout.
+_NO_META: set[str] = set()
+
+
+def expect(plan: Plan, given: dict[str, Any]) -> Any:
+    """Meta tensors for the functional overload's results; None where PyTorch cannot say.
+
+    Raises whatever PyTorch raises for these arguments.
+    """
+    if str(plan.functional) in _NO_META:
+        return None
+    op = plan.functional
+    if plan.writes and not plan.out and str(plan.op) not in _NO_META and not plan.fresh and len(plan.writes) == 1:
+        # The in-place form also checks that the result fits its first argument.
+        checked = _call(plan.op, given)
+        if isinstance(checked, Exception):
+            raise checked
+    result = _call(op, given)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _call(op: Any, given: dict[str, Any]) -> Any:
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in op._schema.arguments:
+        if argument.name not in given:
+            if not argument.has_default_value():
+                return None
+            continue
+        value = pytree.tree_map_only(torch.Tensor, _meta, given[argument.name])
+        if argument.name == "device" and value is not None:
+            value = torch.device("meta")
+        if argument.name == "generator":
+            continue
+        if argument.kwarg_only or kwargs or len(args) < _position(op, argument.name):
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    try:
+        with torch._C._DisableTorchDispatch():
+            return op(*args, **kwargs)
+    except NotImplementedError:
+        return None
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        text = str(error)
+        if "meta" in text.lower() or "Tensor.item" in text or "data-dependent" in text.lower():
+            return None
+        return error
+
+
+def _position(op: Any, name: str) -> int:
+    return [a.name for a in op._schema.arguments].index(name)
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu" and tensor.dim() == 0:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def flat(expected: Any) -> list[torch.Tensor]:
+    """The tensors of a result, in order."""
+    return [leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,3 @@
+"""Activation functions and their gradients."""
+
+from __future__ import annotations

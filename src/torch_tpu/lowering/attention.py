@@ -1,0 +1,3 @@
+"""Scaled dot product attention, whole."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Comparisons, logic and bits."""
+
+from __future__ import annotations

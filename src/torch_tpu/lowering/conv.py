@@ -1,0 +1,3 @@
+"""Convolutions and their gradients."""
+
+from __future__ import annotations

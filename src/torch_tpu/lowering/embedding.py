@@ -1,0 +1,3 @@
+"""Embedding tables."""
+
+from __future__ import annotations

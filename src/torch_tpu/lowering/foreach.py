@@ -1,0 +1,3 @@
+"""Operators over lists of tensors."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Reading by index."""
+
+from __future__ import annotations

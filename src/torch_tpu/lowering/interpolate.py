@@ -1,0 +1,3 @@
+"""Resampling of images and signals."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Losses and their gradients."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Normalizations and their gradients."""
+
+from __future__ import annotations

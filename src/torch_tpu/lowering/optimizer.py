@@ -1,0 +1,3 @@
+"""Fused optimizer steps."""
+
+from __future__ import annotations

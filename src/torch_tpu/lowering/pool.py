@@ -1,0 +1,3 @@
+"""Pooling and its gradients."""
+
+from __future__ import annotations

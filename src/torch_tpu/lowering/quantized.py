@@ -1,0 +1,3 @@
+"""Integer and narrow-float matrix products."""
+
+from __future__ import annotations

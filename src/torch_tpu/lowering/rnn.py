@@ -1,0 +1,3 @@
+"""Recurrent cells and layers."""
+
+from __future__ import annotations

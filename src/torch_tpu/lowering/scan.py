@@ -1,0 +1,3 @@
+"""Cumulative operators."""
+
+from __future__ import annotations

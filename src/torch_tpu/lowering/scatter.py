@@ -1,0 +1,3 @@
+"""Writing by index."""
+
+from __future__ import annotations

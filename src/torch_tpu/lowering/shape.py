@@ -1,0 +1,3 @@
+"""Joining, padding, repeating, reordering."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Sorting, searching, counting."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""View operators, for compiled graphs (eager tensors share storage instead)."""
+
+from __future__ import annotations

@@ -1,0 +1,82 @@
+"""Every environment variable torch_tpu reads, in one place. No JAX, no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable: its name, its default, and what it does (shown by `torch-tpu doctor`)."""
+
+    name: str
+    default: str
+    help: str
+
+    def raw(self) -> str:
+        return os.environ.get(self.name, self.default).strip()
+
+    def flag(self) -> bool:
+        value = self.raw().lower()
+        if value in ("1", "true", "on", "yes"):
+            return True
+        if value in ("0", "false", "off", "no", ""):
+            return False
+        raise ValueError(f"{self.name}={value!r} is neither on nor off; use 1 or 0")
+
+    def choice(self, *allowed: str) -> str:
+        value = self.raw().lower()
+        if value not in allowed:
+            raise ValueError(f"{self.name}={value!r} is not known; choose one of {', '.join(allowed)}")
+        return value
+
+    def positive(self) -> int:
+        value = self.raw()
+        if not value.isdigit() or int(value) < 1:
+            raise ValueError(f"{self.name}={value!r} must be a whole number of at least 1")
+        return int(value)
+
+    def size(self) -> int | None:
+        """Bytes; accepts 512M, 16G, 16GiB, or a plain number. Empty means unset."""
+        value = self.raw().lower().removesuffix("ib").removesuffix("b")
+        if not value:
+            return None
+        scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(value[-1], 1)
+        digits = value[:-1] if scale > 1 else value
+        try:
+            return int(float(digits) * scale)
+        except ValueError:
+            raise ValueError(f"{self.name}={self.raw()!r} is not a size; write for example 512M or 16G") from None
+
+
+PLATFORM = Setting("TORCH_TPU_PLATFORM", "auto", "what runs the device: auto, tpu, cpu (virtual chips) or cuda")
+VIRTUAL_CHIPS = Setting("TORCH_TPU_VIRTUAL_CHIPS", "1", "how many virtual chips a machine without TPU shows")
+VIRTUAL_HBM = Setting("TORCH_TPU_VIRTUAL_HBM", "", "memory of one virtual chip, for example 16G (default: 3/4 of RAM)")
+FALLBACK = Setting("TORCH_TPU_FALLBACK", "warn", "operators that only the CPU has: warn (once each), silent or error")
+DEBUG = Setting("TORCH_TPU_DEBUG", "0", "synchronous execution with index bounds checks")
+CACHE = Setting("TORCH_TPU_CACHE", "on", "keep compiled executables on disk: on or off")
+CACHE_DIR = Setting("TORCH_TPU_CACHE_DIR", "", "folder for compiled executables (default: the user's cache folder)")
+CACHE_SIZE = Setting("TORCH_TPU_CACHE_SIZE", "4G", "bound of that folder; the least recently used entries go first")
+MALLOC = Setting("TORCH_TPU_MALLOC", "on", "virtual chips: let glibc keep large blocks instead of faulting them anew")
+LOGS = Setting("TORCH_TPU_LOGS", "", "comma-separated: compile, recompile, fallback; lines go to stderr")
+INTEGRATIONS = Setting("TORCH_TPU_INTEGRATIONS", "on", "adapt libraries when they are imported: on or off")
+
+SETTINGS = (PLATFORM, VIRTUAL_CHIPS, VIRTUAL_HBM, FALLBACK, DEBUG, CACHE, CACHE_DIR, CACHE_SIZE, MALLOC, LOGS,
+            INTEGRATIONS)
+
+
+def cache_dir() -> Path:
+    """The folder of the executable cache (not created here)."""
+    given = CACHE_DIR.raw()
+    if given:
+        return Path(given).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "torch_tpu" / "executables"
+
+
+def logs(topic: str) -> bool:
+    """Whether lines of this topic were asked for with TORCH_TPU_LOGS."""
+    wanted = LOGS.raw()
+    return bool(wanted) and (topic in wanted.split(",") or wanted == "all")

@@ -1,0 +1,163 @@
+"""Compiles a JAX function for the chip and runs it. Eager operators, compiled graphs and collectives all end here."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform as host
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import cache, client, config, errors, jax_door
+
+
+@dataclass
+class CompileRecord:
+    """One compilation: what, how long each part took in seconds, and where the executable came from."""
+
+    name: str
+    trace_s: float
+    compile_s: float
+    source: str  # "compiled" or "disk"
+
+
+@dataclass
+class Statistics:
+    """What this process compiled and launched."""
+
+    compiled: int = 0
+    loaded: int = 0
+    launches: int = 0
+    compile_s: float = 0.0
+    trace_s: float = 0.0
+    graphs: list[CompileRecord] = field(default_factory=list)
+
+
+STATISTICS = Statistics()
+
+
+class Executable:
+    """A compiled program over flat lists of JAX arrays."""
+
+    __slots__ = ("_loaded", "name")
+
+    def __init__(self, loaded: Any, name: str) -> None:
+        self._loaded = loaded
+        self.name = name
+
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        STATISTICS.launches += 1
+        try:
+            return jax_door.execute(self._loaded, arrays)
+        except jax_door.XlaError as error:
+            raise errors.from_xla(error, f"running {self.name}") from error
+
+    def hlo(self) -> str:
+        """The optimised HLO, as text."""
+        return self._loaded.get_hlo_text()
+
+    def memory(self) -> Any:
+        """XLA's statement of argument, output, alias and temporary bytes."""
+        return self._loaded.get_compiled_memory_stats()
+
+
+@functools.cache
+def _environment() -> str:
+    """What an executable depends on besides its program: versions and the kind of chip (and CPU, for virtual chips)."""
+    import jax
+    import jaxlib
+
+    device = client.get().device
+    parts = [jax.__version__, jaxlib.__version__, jax_door.client_version(device), device.device_kind, host.machine()]
+    if client.get().platform.virtual:
+        try:
+            with open("/proc/cpuinfo") as info:
+                parts += [line for line in info if line.startswith(("model name", "flags"))][:2]
+        except OSError:  # not Linux
+            parts.append(host.processor())
+    return "\n".join(parts)
+
+
+class _Progress:
+    """Says on a terminal what is compiling when it takes longer than a second."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.timer: threading.Timer | None = None
+        self.shown = False
+
+    def __enter__(self) -> _Progress:
+        if sys.stderr.isatty():
+            self.timer = threading.Timer(1.0, self._show)
+            self.timer.daemon = True
+            self.timer.start()
+        return self
+
+    def _show(self) -> None:
+        self.shown = True
+        sys.stderr.write(f"torch_tpu: compiling {self.name} ...\r")
+        sys.stderr.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.shown:
+            sys.stderr.write("\033[K")
+            sys.stderr.flush()
+
+
+def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Sequence[int] = (),
+          options: dict[str, Any] | None = None, graph: bool = False) -> Executable:
+    """Traces `fn` over flat arguments and compiles it, or loads it from the disk cache.
+
+    Args:
+        fn: takes one JAX value an argument, returns a flat list or tuple of JAX values.
+        avals: jax.ShapeDtypeStruct of each argument.
+        name: shown in errors and logs.
+        donate: positions of arguments whose memory the outputs may take over.
+        options: XLA options for this program.
+        graph: a compiled graph (as against one eager operator); it is listed in the statistics.
+    """
+    device = client.get().device
+    begin = time.perf_counter()
+    module = jax_door.trace(fn, avals, donate)
+    traced = time.perf_counter()
+    xla_options = jax_door.compile_options(device, options)
+    disk = cache.disk()
+    loaded = None
+    key = ""
+    if disk is not None and disk.usable:
+        digest = hashlib.sha256(_environment().encode())
+        digest.update(repr(sorted((options or {}).items())).encode())
+        digest.update(jax_door.module_bytes(module))
+        key = digest.hexdigest()
+        payload = disk.get(key)
+        if payload is not None:
+            try:
+                loaded = jax_door.load_executable(payload, device, xla_options)
+            except jax_door.XlaError:
+                disk.discard(key, "foreign")
+    source = "disk" if loaded is not None else "compiled"
+    if loaded is None:
+        try:
+            with _Progress(name):
+                loaded = jax_door.compile_module(module, device, xla_options)
+        except jax_door.XlaError as error:
+            raise errors.from_xla(error, f"compiling {name}") from error
+        STATISTICS.compiled += 1
+        if disk is not None and disk.usable:
+            disk.put(key, jax_door.save_executable(loaded))
+    else:
+        STATISTICS.loaded += 1
+    done = time.perf_counter()
+    STATISTICS.trace_s += traced - begin
+    STATISTICS.compile_s += done - traced
+    if graph:
+        STATISTICS.graphs.append(CompileRecord(name, traced - begin, done - traced, source))
+    if config.logs("compile"):
+        print(f"torch_tpu: {source} {name}: trace {traced - begin:.2f} s, XLA {done - traced:.2f} s", file=sys.stderr)
+    return Executable(loaded, name)

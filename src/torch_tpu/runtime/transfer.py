@@ -1,0 +1,67 @@
+"""Host <-> device: CPU tensors to JAX arrays and back, any dtype and stride, from any thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import client, dtypes, jax_door
+
+_SCALARS: dict[tuple[type, Any, Any], Any] = {}
+_SCALAR_LIMIT = 8192
+
+
+def to_device(tensor: torch.Tensor) -> Any:
+    """A JAX array with the values of a CPU tensor, in its logical shape. Always a copy: later writes to the tensor
+    do not reach the device."""
+    kind = dtypes.to_numpy(tensor.dtype)
+    chip = client.get()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if chip.platform.virtual and tensor.numel():
+        # One copy, by torch, into memory of torch's own alignment (64 bytes), which XLA then uses as it is.
+        own = torch.empty(tensor.shape, dtype=tensor.dtype)
+        own.copy_(tensor)
+        return jax_door.import_dlpack(torch.utils.dlpack.to_dlpack(own), chip.device)
+    return jax_door.put(_numpy(tensor.contiguous(), kind), chip.device)
+
+
+def to_host(array: Any) -> torch.Tensor:
+    """A CPU tensor with the values of a JAX array; waits for it. Independent of the device's memory."""
+    array.block_until_ready()
+    if array.size == 0:
+        return torch.empty(array.shape, dtype=dtypes.to_torch(array.dtype))
+    if client.get().platform.virtual:
+        return torch.utils.dlpack.from_dlpack(jax_door.export_dlpack(array)).clone()
+    host = np.array(array)
+    kind = dtypes.to_torch(host.dtype)
+    if kind in _NUMPY_NATIVE:
+        return torch.from_numpy(host)
+    return torch.from_numpy(host.view(np.dtype(f"u{host.dtype.itemsize}"))).view(kind)
+
+
+def scalar(value: Any, kind: np.dtype) -> Any:
+    """A 0-d array; the common ones are kept, so that a scalar costs no transfer the second time."""
+    key = (type(value), value, kind)
+    if value == 0 or value != value:  # -0.0 equals 0.0, and nan nothing
+        key = (type(value), repr(value), kind)
+    found = _SCALARS.get(key)
+    if found is None:
+        found = jax_door.put(np.asarray(value, kind), client.get().device)
+        if len(_SCALARS) >= _SCALAR_LIMIT:
+            _SCALARS.clear()
+        _SCALARS[key] = found
+    return found
+
+
+_NUMPY_NATIVE = {torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16,
+                 torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64,
+                 torch.complex128}
+
+
+def _numpy(tensor: torch.Tensor, kind: np.dtype) -> np.ndarray:
+    """A NumPy copy of a contiguous CPU tensor, also of dtypes that torch cannot hand to NumPy."""
+    if tensor.dtype in _NUMPY_NATIVE:
+        return tensor.numpy().copy()
+    return tensor.view(torch.uint8 if kind.itemsize == 1 else torch.int16).numpy().copy().view(kind)
