@@ -51,17 +51,20 @@ def reset() -> None:
     _counts.clear()
 
 
-def decomposition(op: Any) -> Any:
-    """torch's decomposition of an overload; None when there is none that serves."""
+def decompositions() -> dict[Any, Any]:
+    """torch's decompositions, less those that do not serve device tensors."""
     global _decompositions
     if _decompositions is None:
         import torch._decomp
         import torch._refs
 
-        _decompositions = dict(torch._decomp.decomposition_table)
-    if str(op) in _REFUSED:
-        return None
-    return _decompositions.get(op)
+        _decompositions = {op: fn for op, fn in torch._decomp.decomposition_table.items() if str(op) not in _REFUSED}
+    return _decompositions
+
+
+def decomposition(op: Any) -> Any:
+    """torch's decomposition of an overload; None when there is none that serves."""
+    return decompositions().get(op)
 
 
 def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

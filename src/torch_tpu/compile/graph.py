@@ -1,0 +1,235 @@
+"""A compiled FX graph: device tensors in, device tensors out, one executable for each way its inputs lie in memory.
+
+A graph the table covers is one segment. A node it does not cover runs eagerly (and so may fall back to the CPU,
+counted) between two segments.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from ..eager import random
+from ..lowering import context, promotion
+from ..runtime import client, dtypes, executable, jax_door, transfer
+from ..tensor import buffer, torch_door, views
+from . import lower
+from .options import Options
+
+Tensor = torch.Tensor
+Node = torch.fx.Node
+
+
+@dataclass
+class Bound:
+    """An executable with what its outputs mean."""
+
+    program: executable.Executable
+    outputs: list[Any]  # per segment output: how to make the torch value
+    written: list[tuple[int, int]]  # (buffer index, output index)
+
+
+class Segment:
+    """A run of nodes that becomes one executable."""
+
+    def __init__(self, nodes: list[Node], inputs: list[Node], outputs: list[Node], name: str, options: Options) -> None:
+        self.nodes = nodes
+        self.inputs = inputs
+        self.outputs = outputs
+        self.name = name
+        self.options = options
+        self.keys = sum(1 for node in nodes if lower.is_random(node))
+        self.mutated = {node.args[0] for node in nodes if lower.is_mutation(node)}
+        self.direct = {node: found for node in outputs if (found := lower.view_of_input(node, self.mutated))}
+        # With fixed sizes, Dynamo's guards have checked them; only offsets and memory remain to be compared.
+        self.fixed = all(_fixed(node) for node in inputs)
+        self.cache: dict[Any, Bound] = {}
+
+    def __call__(self, values: list[Any]) -> list[Any]:
+        buffers: list[buffer.Buffer] = []
+        memo: dict[int, int] = {}
+        key: list[Any] = []
+        moved: list[Any] | None = None
+        for position, value in enumerate(values):
+            if isinstance(value, Tensor):
+                held = getattr(value.untyped_storage(), "_tpu_buffer", None)
+                if held is None:
+                    moved = moved or list(values)
+                    moved[position] = value = value.to("tpu")
+                    held = buffer.of(value)
+                    assert held is not None
+                index = memo.get(id(held))
+                if index is None:
+                    index = memo[id(held)] = len(buffers)
+                    buffers.append(held)
+                if self.fixed:
+                    key.append((index, held.shape, value.storage_offset()))
+                else:
+                    key.append((index, held.shape, value.storage_offset(), tuple(value.shape), value.stride()))
+            else:
+                key.append(value)
+        values = moved or values
+        shared = tuple(memo[id(held)] for node in self.mutated
+                       if (held := buffer.of(values[self.inputs.index(node)])) is not None and held.shared)
+        full = (context.key(), shared, *key)
+        bound = self.cache.get(full)
+        if bound is None:
+            bound = self.cache[full] = self._build(values, buffers, memo)
+        arrays = [held.array() for held in buffers]
+        if self.keys:
+            arrays.append(jax_door.put(random.draw(None, self.keys), client.get().device))
+        outputs = bound.program(arrays)
+        for index, position in bound.written:
+            buffers[index].rebind(outputs[position])
+        return [make(outputs, values) for make in bound.outputs]
+
+    def _build(self, values: list[Any], buffers: list[buffer.Buffer], memo: dict[int, int]) -> Bound:
+        windows: list[Any] = []
+        for value in values:
+            if isinstance(value, Tensor):
+                held = buffer.of(value)
+                assert held is not None
+                view = views.View(tuple(value.shape), value.stride(), value.storage_offset())
+                windows.append((memo[id(held)], view, dtypes.to_numpy(value.dtype)))
+            else:
+                windows.append(None)
+        written_at = {node: windows[self.inputs.index(node)] for node in self.mutated}
+        makers: list[Any] = []
+        written: list[tuple[int, int]] = []
+
+        def program(*arrays: Any) -> list[Any]:
+            makers.clear()
+            written.clear()
+            keys = arrays[-1] if self.keys else None
+            environment: dict[Node, Any] = {}
+            for node, value, window in zip(self.inputs, values, windows):
+                environment[node] = value if window is None else views.read(arrays[window[0]], window[1], window[2])
+            run = lower.Run(environment, keys)
+            run.nodes(self.nodes)
+            results: list[Any] = []
+            for node in self.outputs:
+                if node in self.direct:
+                    makers.append(_direct(self.inputs.index(self.direct[node]), node))
+                else:
+                    makers.append(_maker(environment[node], node, results))
+            bases: dict[int, Any] = {}
+            for node, (index, view, kind) in written_at.items():
+                value = promotion.cast(run.mutations[node], kind)
+                bases[index] = views.write(bases.get(index, arrays[index]), view, value)
+            for index, value in bases.items():
+                written.append((index, len(results)))
+                results.append(value)
+            return results
+
+        avals = [jax.ShapeDtypeStruct(held.shape, held.dtype) for held in buffers]
+        if self.keys:
+            avals.append(jax.ShapeDtypeStruct((self.keys, 2), np.uint32))
+        donate = sorted({index for index, _, _ in written_at.values()
+                         if self.options.donate and not buffers[index].shared})
+        program_ = executable.build(program, avals, self.name, donate, self.options.xla, graph=True)
+        return Bound(program_, list(makers), list(written))
+
+
+def _fixed(node: Node) -> bool:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor):
+        return not any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride()))
+    return not isinstance(value, torch.SymInt)
+
+
+def _direct(position: int, node: Node) -> Any:
+    """An output that is an input, or a window on one: no device work."""
+    meta = node.meta["val"]
+    if node.op == "placeholder":
+        return lambda outputs, values: values[position]
+    size, stride, offset = tuple(meta.shape), meta.stride(), meta.storage_offset()
+    return lambda outputs, values: torch_door.as_strided(values[position], size, stride, offset)
+
+
+def _maker(value: Any, node: Node, results: list[Any]) -> Any:
+    """Appends a value to the program's results; returns what turns the outputs into the torch value."""
+    if value is None or isinstance(value, int | float | bool | complex | torch.dtype):
+        return lambda outputs, values: value
+    if isinstance(value, list | tuple):
+        parts = [_maker(item, node, results) for item in value]
+        kind = type(value) if type(value) in (list, tuple) else tuple
+        return lambda outputs, values: kind(part(outputs, values) for part in parts)
+    meta = node.meta.get("val")
+    sizes = tuple(value.shape)
+    strides = buffer.contiguous(sizes)
+    on_cpu = False
+    if isinstance(meta, Tensor):
+        value = promotion.cast(value, meta.dtype)
+        on_cpu = meta.device.type == "cpu"
+        wanted = meta.stride()
+        if all(isinstance(s, int) for s in wanted) and tuple(wanted) != strides and 0 not in sizes:
+            order = buffer.dense_order(sizes, wanted)
+            if order is not None:
+                strides = tuple(wanted)
+                value = value.transpose(order)
+    position = len(results)
+    results.append(value)
+    if on_cpu:
+        return lambda outputs, values: transfer.to_host(outputs[position]).as_strided(sizes, strides)
+    return lambda outputs, values: buffer.wrap(outputs[position], sizes, strides)
+
+
+class Graph:
+    """A callable over the flat inputs of an AOTAutograd graph."""
+
+    def __init__(self, gm: torch.fx.GraphModule, name: str, options: Options) -> None:
+        self.name = name
+        nodes = list(gm.graph.nodes)
+        self.placeholders = [node for node in nodes if node.op == "placeholder"]
+        output = nodes[-1]
+        self.returned = output.args[0]
+        self.constants = {node: getattr(gm, node.target) for node in nodes if node.op == "get_attr"}
+        body = [node for node in nodes if node.op not in ("placeholder", "get_attr", "output")]
+        self.steps = self._split(body, options)
+
+    def _split(self, body: list[Node], options: Options) -> list[Any]:
+        groups: list[list[Node]] = []
+        eager: list[str] = []
+        for node in body:
+            supported = lower.supports(node)
+            if not supported:
+                eager.append(str(node.target))
+                groups.append([node])
+            elif groups and lower.supports(groups[-1][0]):
+                groups[-1].append(node)
+            else:
+                groups.append([node])
+        if eager:
+            warnings.warn(
+                f"torch.compile(backend='tpu'): {self.name} is cut into {len(groups)} pieces, since these operators "
+                f"have no lowering and run between them: {', '.join(sorted(set(eager)))}", RuntimeWarning, stacklevel=2)
+        wanted = {node for node in lower.leaves(self.returned)}
+        steps: list[Any] = []
+        for number, group in enumerate(groups):
+            if not lower.supports(group[0]):
+                steps.append(group[0])
+                continue
+            inside = set(group)
+            inputs = list(dict.fromkeys(a for node in group for a in node.all_input_nodes if a not in inside))
+            outputs = [node for node in group
+                       if not lower.is_mutation(node) and (node in wanted or any(u not in inside for u in node.users
+                                                                                  if u.op != "output"))]
+            name = self.name if len(groups) == 1 else f"{self.name}[{number}]"
+            steps.append(Segment(group, inputs, outputs, name, options))
+        return steps
+
+    def __call__(self, *args: Any) -> Any:
+        environment: dict[Node, Any] = dict(zip(self.placeholders, args))
+        environment.update(self.constants)
+        for step in self.steps:
+            if isinstance(step, Segment):
+                results = step([environment[node] for node in step.inputs])
+                environment.update(zip(step.outputs, results))
+            else:
+                environment[step] = lower.run_eagerly(step, environment)
+        return torch.fx.node.map_arg(self.returned, lambda node: environment[node])

@@ -1,0 +1,161 @@
+"""Interprets FX nodes with JAX values, through the lowering table."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from ..lowering import promotion, table
+from ..runtime import dtypes
+from ..tensor import views
+
+Node = torch.fx.Node
+aten = torch.ops.aten
+
+_SYMBOLIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod, operator.pow,
+             operator.neg, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
+             operator.and_, operator.or_, operator.not_, math.ceil, math.floor, math.trunc, min, max,
+             torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_ite}
+_SIZES = {"aten.sym_size.int": lambda x, d: x.shape[d], "aten.sym_numel.default": lambda x: math.prod(x.shape)}
+_CHECKS = {"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_tensor_metadata.default",
+           "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"}
+
+
+def name_of(node: Node) -> str:
+    return str(node.target)
+
+
+def is_mutation(node: Node) -> bool:
+    """The epilogue that writes a new value into an input."""
+    return node.op == "call_function" and node.target is aten.copy_.default
+
+
+def is_random(node: Node) -> bool:
+    entry = table.find(name_of(node)) if node.op == "call_function" else None
+    return entry is not None and entry.random
+
+
+def supports(node: Node) -> bool:
+    """Whether the node can be part of an executable."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem or node.target in _SYMBOLIC:
+        return True
+    name = name_of(node)
+    return table.find(name) is not None or name in _SIZES or name in _CHECKS or \
+        (is_mutation(node) and node.args[0].op == "placeholder")
+
+
+def leaves(value: Any) -> list[Node]:
+    found: list[Node] = []
+    torch.fx.node.map_arg(value, found.append)
+    return found
+
+
+def view_of_input(node: Node, mutated: set[Any]) -> Node | None:
+    """The placeholder an output is a plain window on; None when it takes computation."""
+    at = node
+    while at.op == "call_function":
+        schema = getattr(at.target, "_schema", None)
+        if schema is None or not schema.returns or len(schema.returns) != 1:
+            return None
+        alias = schema.returns[0].alias_info
+        if alias is None or alias.is_write or not isinstance(at.args[0], Node):
+            return None
+        at = at.args[0]
+    if at.op != "placeholder" or at in mutated:
+        return None
+    value, base = node.meta.get("val"), at.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor) or value.dtype != base.dtype:
+        return None
+    layout = (*value.shape, *value.stride(), value.storage_offset(), base.storage_offset())
+    if not all(isinstance(n, int) for n in layout) or value.device != base.device:
+        return None
+    # The input's offset in its storage is not part of the graph's guards, so only offset-free inputs qualify.
+    return at if base.storage_offset() == 0 else None
+
+
+def run_eagerly(node: Node, environment: dict[Node, Any]) -> Any:
+    """Runs a node that has no lowering, with torch tensors."""
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: environment[n])
+    return node.target(*args, **kwargs)
+
+
+class Run:
+    """One pass over the nodes of a segment."""
+
+    def __init__(self, environment: dict[Node, Any], keys: Any) -> None:
+        self.environment = environment
+        self.keys = keys
+        self.drawn = 0
+        self.mutations: dict[Node, Any] = {}
+
+    def nodes(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            try:
+                self.environment[node] = self._node(node)
+            except (TypeError, ValueError, IndexError, NotImplementedError) as error:
+                raise RuntimeError(f"lowering {node.format_node()} failed: {type(error).__name__}: {error}") from error
+
+    def _value(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return self.environment[argument]
+        if isinstance(argument, list | tuple):
+            return [self._value(item) for item in argument]
+        if isinstance(argument, torch.dtype):
+            return dtypes.to_numpy(argument)
+        return argument
+
+    def _node(self, node: Node) -> Any:
+        target = node.target
+        if target is operator.getitem:
+            return self.environment[node.args[0]][node.args[1]]
+        args = [self._value(a) for a in node.args]
+        if target in _SYMBOLIC:
+            return target(*args)
+        name = name_of(node)
+        if name in _SIZES:
+            return _SIZES[name](*args)
+        if name in _CHECKS:
+            return None
+        if is_mutation(node):
+            self.mutations[node.args[0]] = self.environment[node.args[0]] = args[1]
+            return args[1]
+        if name == "aten.as_strided.default":
+            return self._as_strided(node, args)
+        entry = table.find(name)
+        assert entry is not None
+        kwargs = {k: self._value(v) for k, v in node.kwargs.items() if k not in table.PLACEMENT}
+        schema = target._schema.arguments
+        args = [a for a, s in zip(args, schema) if s.name not in table.PLACEMENT]
+        if entry.random:
+            kwargs["key"] = self.keys[self.drawn]
+            self.drawn += 1
+        return _typed(entry.fn(*args, **kwargs), node.meta.get("val"))
+
+    def _as_strided(self, node: Node, args: list[Any]) -> Any:
+        """Strides are meant in the memory of the argument, which here is known only for dense tensors."""
+        source = node.args[0].meta["val"]
+        size, stride = tuple(args[1]), tuple(args[2])
+        offset = args[3] if len(args) > 3 and args[3] is not None else node.kwargs.get("storage_offset")
+        from ..tensor import buffer
+
+        order = buffer.dense_order(args[0].shape, tuple(int(s) for s in source.stride()))
+        if order is None:
+            raise NotImplementedError("as_strided of a tensor with gaps in memory")
+        start = int(source.storage_offset()) if offset is None else int(offset)
+        view = views.View(size, stride, start - int(source.storage_offset()))
+        return views.read(args[0].transpose(order), view, args[0].dtype)
+
+
+def _typed(result: Any, meta: Any) -> Any:
+    """Results in the dtype the graph says."""
+    if isinstance(result, list | tuple):
+        metas = meta if isinstance(meta, list | tuple) else [None] * len(result)
+        return [_typed(r, m) for r, m in zip(result, metas)]
+    if isinstance(meta, torch.Tensor) and result is not None:
+        return promotion.cast(result, meta.dtype)
+    return result

@@ -1,0 +1,41 @@
+"""What torch.compile(backend="tpu", mode=..., options=...) accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..runtime.errors import CompileOptionError
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one compiled function.
+
+    Attributes:
+        donate: mutated inputs (a static KV cache, parameters under an optimizer) are updated in place. Default True.
+        xla: XLA options of this program, for example {"xla_cpu_enable_fast_math": True}.
+        name: a name for logs and statistics.
+    """
+
+    donate: bool = True
+    xla: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+
+def parse(mode: str | None, options: dict[str, Any] | None) -> Options:
+    """Raises CompileOptionError for anything unknown."""
+    if mode is not None and mode not in MODES:
+        raise CompileOptionError(f"mode={mode!r} is not known to the tpu backend; choose one of {', '.join(MODES)}")
+    known = {f.name: f.type for f in fields(Options)}
+    given = dict(options or {})
+    for name in given:
+        if name not in known:
+            raise CompileOptionError(f"option {name!r} is not known to the tpu backend; it takes {', '.join(known)}")
+    checks = {"donate": bool, "xla": dict, "name": str}
+    for name, value in given.items():
+        if not isinstance(value, checks[name]):
+            raise CompileOptionError(f"option {name!r} must be a {checks[name].__name__}, not {type(value).__name__}")
+    return Options(**given)
