@@ -1,0 +1,75 @@
+"""Dimensions, sizes and index arithmetic that index, scatter, view and shape lowerings share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def dim_of(dim: int, rank: int) -> int:
+    """A dimension as a number in [0, rank); a 0-d value counts as one of rank 1."""
+    return int(dim) % max(rank, 1)
+
+
+def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
+    return tuple(dim_of(d, rank) for d in ((dims,) if isinstance(dims, int) else dims))
+
+
+def sized(sizes: Any, count: int) -> tuple[int, ...]:
+    """Sizes with -1 replaced by what `count` elements leave for it."""
+    sizes = tuple(int(n) for n in sizes)
+    if -1 not in sizes:
+        return sizes
+    at = sizes.index(-1)
+    rest = math.prod(n for i, n in enumerate(sizes) if i != at)
+    return (*sizes[:at], count // rest if rest else 0, *sizes[at + 1:])
+
+
+def index_dtype(size: int) -> Any:
+    """int32 wherever it can hold every position: 64-bit integers are emulated on TPU."""
+    return jnp.int32 if size < 2**31 else jnp.int64
+
+
+def narrow(index: Any, size: int) -> Any:
+    """An index tensor in the cheapest type that holds the positions of a dimension."""
+    return index.astype(index_dtype(size))
+
+
+def wrap(index: Any, size: int) -> Any:
+    """As `narrow`, with negative indices counted from the end."""
+    if np.dtype(index.dtype).kind == "u":
+        return narrow(index, size)
+    index = narrow(index, size)
+    return jnp.where(index < 0, index + jnp.asarray(size, index.dtype), index)
+
+
+def at_least_1d(x: Any) -> Any:
+    return x.reshape(1) if x.ndim == 0 else x
+
+
+def along(dim: int, index: Any) -> tuple[Any, ...]:
+    """An indexing tuple that applies `index` to one dimension."""
+    return (slice(None),) * dim + (index,)
+
+
+def grid(index: Any, dim: int) -> tuple[Any, ...]:
+    """Indices of every position of `index`, with the index itself in dimension `dim` (for gather and scatter)."""
+    shape = index.shape
+    parts = []
+    for d, n in enumerate(shape):
+        if d == dim:
+            parts.append(index)
+        else:
+            parts.append(lax.broadcasted_iota(index_dtype(n), (1,) * d + (n,) + (1,) * (len(shape) - d - 1), d))
+    return tuple(parts)
+
+
+def corner(x: Any, shape: tuple[int, ...], skip: int = -1) -> Any:
+    """The first `shape` elements of every dimension; dimension `skip` stays whole."""
+    if all(n == m or d == skip for d, (n, m) in enumerate(zip(x.shape, shape))):
+        return x
+    return x[tuple(slice(None) if d == skip else slice(0, n) for d, n in enumerate(shape))]
