@@ -44,7 +44,7 @@ def load() -> None:
             return
         from .. import lowering
         from ..runtime import client
-        from . import attention, autocast, copy, creation, data_dependent, random  # noqa: F401  (they register)
+        from . import attention, autocast, copy, creation, data_dependent, norm, random  # noqa: F401  (they register)
 
         client.get()
         lowering.load()

@@ -1,3 +1,111 @@
-"""Matrix products."""
+"""Matrix products. Narrow floats accumulate in float32 and round once; integers are exact."""
 
 from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from . import context, promotion
+from .table import lowering
+
+
+def accumulator(dtype):
+    """The type a product of this type is accumulated and handed on in."""
+    return np.dtype(np.float32) if np.dtype(dtype).name in ("bfloat16", "float16") else np.dtype(dtype)
+
+
+def dot(a, b, contract, batch=((), ()), out=None):
+    """lax.dot_general under PyTorch's numeric settings; narrow floats come back as float32."""
+    if a.dtype == np.bool_:
+        a, b = a.astype(jnp.int32), b.astype(jnp.int32)
+    precision = context.precision() if a.dtype == jnp.float32 else None
+    return lax.dot_general(a, b, (contract, batch), precision=precision,
+                           preferred_element_type=accumulator(a.dtype) if out is None else out)
+
+
+def matmul(a, b, out=None):
+    """a @ b over equal leading (batch) dimensions."""
+    lead = tuple(range(a.ndim - 2))
+    return dot(a, b, ((a.ndim - 1,), (b.ndim - 2,)), (lead, lead), out)
+
+
+def blend(self, product, beta, alpha):
+    """beta * self + alpha * product, where a zero beta ignores even a NaN in self."""
+    dtype = product.dtype
+    if not (isinstance(alpha, int) and alpha == 1):
+        product = product * promotion.cast(alpha, dtype)
+    if isinstance(beta, int | float) and beta == 0:
+        return product
+    base = promotion.cast(self, dtype)
+    if isinstance(beta, int) and beta == 1:
+        return base + product
+    beta = promotion.cast(beta, dtype)
+    return jnp.where(beta == 0, jnp.zeros((), dtype), base * beta) + product
+
+
+@lowering("aten.mm.default", "aten.bmm.default")
+def mm(self, mat2):
+    return matmul(self, mat2)
+
+
+@lowering("aten.mm.dtype", "aten.bmm.dtype")
+def mm_dtype(self, mat2, out_dtype):
+    return matmul(self, mat2, out_dtype)
+
+
+@lowering("aten.mv.default")
+def mv(self, vec):
+    return dot(self, vec, ((1,), (0,)))
+
+
+@lowering("aten.dot.default")
+def dot_(self, tensor):
+    return dot(self, tensor, ((0,), (0,)))
+
+
+@lowering("aten.vdot.default")
+def vdot(self, other):
+    return dot(jnp.conj(self), other, ((0,), (0,)))
+
+
+@lowering("aten.addmm.default", "aten.baddbmm.default")
+def addmm(self, mat1, mat2, *, beta=1, alpha=1):
+    return blend(self, matmul(mat1, mat2), beta, alpha)
+
+
+@lowering("aten.addmm.dtype", "aten.baddbmm.dtype")
+def addmm_dtype(self, mat1, mat2, out_dtype, *, beta=1, alpha=1):
+    return blend(self, matmul(mat1, mat2, out_dtype), beta, alpha)
+
+
+@lowering("aten.addmv.default")
+def addmv(self, mat, vec, *, beta=1, alpha=1):
+    return blend(self, mv(mat, vec), beta, alpha)
+
+
+@lowering("aten.addbmm.default")
+def addbmm(self, batch1, batch2, *, beta=1, alpha=1):
+    return blend(self, dot(batch1, batch2, ((0, 2), (0, 1))), beta, alpha)
+
+
+@lowering("aten.addr.default")
+def addr(self, vec1, vec2, *, beta=1, alpha=1):
+    dtype = promotion.result_dtype(self, vec1, vec2)
+    vec1, vec2 = promotion.cast(vec1, dtype), promotion.cast(vec2, dtype)
+    if vec1.dtype == np.bool_:
+        return (vec1[:, None] & vec2 & promotion.cast(alpha, dtype)) | (self & promotion.cast(beta, dtype))
+    return blend(self, promotion.wide(vec1)[:, None] * promotion.wide(vec2), beta, alpha)
+
+
+@lowering("aten._addmm_activation.default")
+def addmm_activation(self, mat1, mat2, *, beta=1, alpha=1, use_gelu=False):
+    from jax import nn
+
+    result = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
+    return nn.gelu(result, approximate=True) if use_gelu else nn.relu(result)
+
+
+@lowering("aten._int_mm.default")
+def int_mm(self, mat2):
+    return matmul(self, mat2, np.dtype(np.int32))
