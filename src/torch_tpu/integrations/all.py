@@ -1,0 +1,18 @@
+"""Every adaptation, in one place; called once when the device is registered."""
+
+from __future__ import annotations
+
+from ..runtime import config
+
+
+def install() -> None:
+    """Registers the adaptations. Imports none of the libraries."""
+    from . import torch_compile
+
+    torch_compile.install()
+    if not config.INTEGRATIONS.flag():
+        return
+    from . import accelerate, transformers
+
+    accelerate.install()
+    transformers.install()
