@@ -29,5 +29,7 @@ def _register() -> None:
     if not (2, 13) <= version < (2, 15):
         raise ImportError(f"torch {torch.__version__} is outside the supported range")
     from . import device
+    from .integrations import all as integrations
 
     device.register()
+    integrations.install()
