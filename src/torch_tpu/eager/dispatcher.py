@@ -10,6 +10,7 @@ import torch
 
 _library: torch.library.Library | None = None
 _catch_all: torch.library.Library | None = None
+_others: dict[str, torch.library.Library] = {}
 _lock = threading.RLock()
 _loaded = False
 
@@ -44,7 +45,7 @@ def load() -> None:
             return
         from .. import lowering
         from ..runtime import client
-        from . import attention, autocast, copy, creation, data_dependent, norm, random  # noqa: F401  (they register)
+        from . import attention, autocast, copy, creation, data_dependent, grouped_matmul, norm, random  # noqa: F401  (register)
 
         client.get()
         lowering.load()
@@ -82,9 +83,7 @@ def _register() -> None:
         for candidate in (packet, packet + "_", stem, stem + "_"):
             packets[(namespace, candidate)] = None
     for namespace, packet_name in packets:
-        if namespace != "aten":
-            continue
-        packet = getattr(torch.ops.aten, packet_name, None)
+        packet = getattr(getattr(torch.ops, namespace), packet_name, None)
         if packet is None:
             continue
         for which in packet.overloads():
@@ -128,6 +127,7 @@ def _qualified(op: Any) -> str:
 def _implement(name: str, fn: Any) -> None:
     assert _library is not None
     namespace, packet, which = name.split(".")
-    if namespace != "aten":
-        return
-    _library.impl(packet if which == "default" else f"{packet}.{which}", fn, "PrivateUse1")
+    library = _library if namespace == "aten" else _others.get(namespace)
+    if library is None:
+        library = _others[namespace] = torch.library.Library(namespace, "IMPL")
+    library.impl(packet if which == "default" else f"{packet}.{which}", fn, "PrivateUse1")

@@ -132,7 +132,8 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
         key: a uint32[2] JAX array for a random operator.
     """
     call = Call()
-    given = dict(zip(plan.names, args))
+    given = dict(plan.defaults)
+    given.update(zip(plan.names, args))
     given.update(kwargs)
     for name, kind in plan.params:
         value = given.get(name, _MISSING)
@@ -274,6 +275,8 @@ def rebuild(plan: Plan, given: dict[str, Any], call: Call, tensor: Any, number: 
             value = argument.default_value if argument.has_default_value() else None
             if name in table.PLACEMENT:
                 continue
+            if name == "dtype" and isinstance(value, int):
+                value = torch.int64  # schemas hold a default dtype by its number, and only ever Long
         if isinstance(value, torch.dtype):
             value = dtypes.to_numpy(value)
         if argument.kwarg_only:

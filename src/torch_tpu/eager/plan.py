@@ -33,6 +33,7 @@ class Plan:
         writes: (argument name, result index) pairs.
         fresh: indices of results that are new tensors.
         returns: for each returned value, ("fresh", result index) or ("argument", name).
+        defaults: values of arguments that only the overload, not the functional one, lets a caller leave out.
     """
 
     op: OpOverload
@@ -44,6 +45,7 @@ class Plan:
     fresh: tuple[int, ...]
     returns: tuple[tuple[str, Any], ...]
     out: bool
+    defaults: tuple[tuple[str, Any], ...]
 
 
 def _is_write(argument: Any) -> bool:
@@ -143,4 +145,10 @@ def make(op: OpOverload) -> Plan | None:
         return None
     params = tuple((a.name, _kind(a, entry)) for a in functional._schema.arguments)
     return Plan(op, functional, entry, params, tuple(a.name for a in schema.arguments), writes, fresh,
-                tuple(returns), any(a.is_out for a in schema.arguments))
+                tuple(returns), any(a.is_out for a in schema.arguments), _own_defaults(op, functional))
+
+
+def _own_defaults(op: OpOverload, functional: OpOverload) -> tuple[tuple[str, Any], ...]:
+    required = {a.name for a in functional._schema.arguments if not a.has_default_value()}
+    return tuple((a.name, a.default_value) for a in op._schema.arguments
+                 if a.has_default_value() and a.name in required)

@@ -86,7 +86,7 @@ def contract_by_group(left, right, offs):
     return lax.fori_loop(0, count, step, out)
 
 
-@lowering("aten._grouped_mm.default")
+@lowering("tpu.grouped_mm.default")
 def grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
     if self.ndim == 3 and mat2.ndim == 3:
         out = matmul(self, mat2)
