@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-FAMILIES = ("creation", "pointwise", "compare", "activation", "reduce", "scan", "sort", "random", "loss", "foreach",
+FAMILIES = ("creation", "pointwise", "special", "compare", "activation", "reduce", "scan", "sort", "random", "loss", "foreach",
             "optimizer", "index", "scatter", "view", "shape", "embedding", "matmul", "grouped_matmul", "norm", "batch_norm",
             "conv", "pool", "attention", "interpolate", "linalg", "fft", "rnn", "quantized")
 

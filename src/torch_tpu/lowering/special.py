@@ -1,0 +1,83 @@
+"""Special functions, computed in float32 or wider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy import special as sp
+
+from . import promotion
+from .pointwise import _binary_float, _unary_float
+from .table import lowering
+
+
+
+
+def _digamma(x: Any) -> Any:
+    """At the poles: -inf at +0, inf at -0, NaN at the negative integers."""
+    pole = jnp.where(jnp.signbit(x), jnp.inf, -jnp.inf).astype(x.dtype)
+    negative = (x < 0) & (x == jnp.floor(x))
+    return jnp.where(x == 0, pole, jnp.where(negative, jnp.nan, sp.digamma(jnp.where((x == 0) | negative, 1, x))))
+
+
+def _entr(x: Any) -> Any:
+    return jnp.where(jnp.isnan(x), x, jnp.where(x > 0, -x * jnp.log(jnp.where(x > 0, x, 1)), jnp.where(
+        x == 0, 0, -jnp.inf)))
+
+
+def _xlogy(x: Any, y: Any) -> Any:
+    return jnp.where(jnp.isnan(y), jnp.nan, jnp.where(x == 0, 0, x * jnp.log(y)))
+
+
+def _xlog1py(x: Any, y: Any) -> Any:
+    return jnp.where(jnp.isnan(y), jnp.nan, jnp.where(x == 0, 0, x * jnp.log1p(y)))
+
+
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "erf": sp.erf, "erfc": sp.erfc, "erfinv": sp.erfinv, "lgamma": sp.gammaln, "digamma": _digamma, "i0": sp.i0,
+    "special_i0e": sp.i0e, "special_i1": sp.i1, "special_i1e": sp.i1e, "special_ndtri": sp.ndtri,
+    "special_log_ndtr": sp.log_ndtr, "special_entr": _entr,
+}
+for _name, _fn in UNARY.items():
+    lowering(f"aten.{_name}.default")(_unary_float(_fn))
+lowering("aten.xlogy.Tensor", "aten.xlogy.Scalar_Self", "aten.xlogy.Scalar_Other")(_binary_float(_xlogy))
+lowering("aten.special_xlog1py.default", "aten.special_xlog1py.self_scalar",
+         "aten.special_xlog1py.other_scalar")(_binary_float(_xlog1py))
+lowering("aten.special_zeta.default", "aten.special_zeta.self_scalar",
+         "aten.special_zeta.other_scalar")(_binary_float(sp.zeta))
+lowering("aten.igamma.default")(_binary_float(sp.gammainc))
+lowering("aten.igammac.default")(_binary_float(sp.gammaincc))
+
+
+@lowering("aten.polygamma.default")
+def polygamma(n, self):
+    x = promotion.wide(promotion.promote_float(self)[0])
+    if n == 0:
+        return _digamma(x)
+    return (-1.0) ** (n + 1) * float(np.prod(np.arange(1.0, n + 1))) * sp.zeta(float(n + 1), x)
+
+
+@lowering("aten.mvlgamma.default")
+def mvlgamma(self, p):
+    x = promotion.wide(promotion.promote_float(self)[0])
+    halves = jnp.arange(p, dtype=x.dtype) * 0.5
+    return p * (p - 1) * 0.25 * np.log(np.pi) + jnp.sum(sp.gammaln(x[..., None] - halves), -1)
+
+
+@lowering("aten.logit.default")
+def logit(self, eps=None):
+    x = promotion.wide(promotion.promote_float(self)[0])
+    x = x if eps is None else jnp.clip(x, eps, 1 - eps)
+    return jnp.log(x / (1 - x))
+
+
+@lowering("aten.logit_backward.default")
+def logit_backward(grad_output, self, eps=None):
+    g, x = promotion.wide(grad_output), promotion.wide(self)
+    slope = g / (x * (1 - x))
+    if eps is None:
+        return jnp.where((x < 0) | (x > 1), jnp.nan, slope)
+    return jnp.where((x < eps) | (x > 1 - eps), 0, slope)
