@@ -167,3 +167,9 @@ def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
 @kernel("aten.record_stream.default")
 def record_stream(tensor: torch.Tensor, stream: Any) -> None:
     return None
+
+
+@kernel("aten.is_set_to.default")
+def is_set_to(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return (tensor.untyped_storage() is other.untyped_storage() and tensor.shape == other.shape
+            and tensor.stride() == other.stride() and tensor.storage_offset() == other.storage_offset())

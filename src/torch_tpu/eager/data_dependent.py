@@ -72,6 +72,46 @@ def check_bounds(index: torch.Tensor, size: int, dim: int) -> None:
         raise IndexError(f"index {low if low < -size else high} is out of bounds for dimension {dim} with size {size}")
 
 
+@kernel("aten.repeat_interleave.Tensor")
+def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
+    if repeats.dim() != 1 or repeats.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError("repeat_interleave only accept 1D vector as repeat" if repeats.dim() != 1 else
+                           "repeats has to be Long or Int tensor")
+    if output_size is None:
+        low, total = torch.stack([repeats.min(), repeats.sum()]).tolist() if repeats.numel() else (0, 0)
+        if low < 0:
+            raise RuntimeError("repeats can not be negative")
+        output_size = total
+    return execute.run(_plan(aten.repeat_interleave.Tensor), (repeats,), {"output_size": output_size})
+
+
+@kernel("aten.bincount.default")
+def bincount(tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if minlength < 0:
+        raise RuntimeError("minlength should be >= 0")
+    if weights is not None and weights.shape != tensor.shape:
+        raise RuntimeError("weights should be 1-d and have the same length as input")
+    kind = torch.int64 if weights is None else weights.dtype if weights.dtype == torch.float32 else torch.float64
+    low, high = torch.stack(tensor.aminmax()).tolist() if tensor.numel() else (0, -1)
+    if low < 0:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    result = torch.zeros(max(high + 1, minlength), dtype=kind, device=tensor.device)
+    values = torch.ones_like(tensor, dtype=kind) if weights is None else weights.to(kind)
+    return result.index_add_(0, tensor.to(torch.int64), values)
+
+
+@kernel("aten.equal.default")
+def equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    if buffer.of(tensor) is None or buffer.of(other) is None:
+        raise execute.mixed_devices(tensor if buffer.of(tensor) is None else other, aten.equal.default)
+    if tensor.dtype != other.dtype:
+        raise RuntimeError(f"Expected object of data type {tensor.dtype} but got data type {other.dtype} for argument "
+                           "'other' in call to equal")
+    return tensor.shape == other.shape and (tensor.numel() == 0 or bool((tensor == other).all().item()))
+
+
 def _plan(op: Any) -> plan.Plan:
     made = plan.make(op)
     assert made is not None, op
@@ -86,7 +126,7 @@ def index(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch
     return execute.run(_plan(aten.index.Tensor), (tensor, resolve_indices(tensor, indices)), {})
 
 
-@kernel("aten.index_put_.default", "aten._index_put_impl_.default", "aten._unsafe_index_put.default")
+@kernel("aten.index_put_.default", "aten._index_put_impl_.default")
 def index_put_(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor,
                accumulate: bool = False, unsafe: bool = False) -> torch.Tensor:
     if buffer.of(tensor) is None:
@@ -110,7 +150,7 @@ def index_put_(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], val
     return tensor
 
 
-@kernel("aten.index_put.default")
+@kernel("aten.index_put.default", "aten._unsafe_index_put.default")
 def index_put(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor,
               accumulate: bool = False) -> torch.Tensor:
     return index_put_(tensor.clone(), indices, values, accumulate)

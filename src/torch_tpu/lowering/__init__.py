@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 FAMILIES = ("creation", "pointwise", "special", "compare", "activation", "reduce", "scan", "sort", "random", "loss", "foreach",
-            "optimizer", "index", "scatter", "view", "shape", "embedding", "matmul", "grouped_matmul", "norm", "batch_norm",
+            "optimizer", "index", "scatter", "view", "shape", "embedding", "padding", "segment", "matmul", "grouped_matmul", "norm", "batch_norm",
             "conv", "pool", "attention", "interpolate", "linalg", "fft", "rnn", "quantized")
 
 

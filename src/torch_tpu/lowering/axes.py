@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from . import promotion
 
 
 def dim_of(dim: int, rank: int) -> int:
@@ -73,3 +76,33 @@ def corner(x: Any, shape: tuple[int, ...], skip: int = -1) -> Any:
     if all(n == m or d == skip for d, (n, m) in enumerate(zip(x.shape, shape))):
         return x
     return x[tuple(slice(None) if d == skip else slice(0, n) for d, n in enumerate(shape))]
+
+
+def windows(x: Any, dim: int, size: int, step: int, dilation: int = 1) -> Any:
+    """Sliding windows along a dimension, which becomes two: (how many, size)."""
+    n = x.shape[dim]
+    reach = dilation * (size - 1) + 1
+    count = max((n - reach) // step + 1, 0)
+    if step == size and dilation == 1:
+        whole = lax.slice_in_dim(x, 0, count * size, 1, dim)
+        return whole.reshape(*x.shape[:dim], count, size, *x.shape[dim + 1:])
+    if count and 0 < size <= _SLICES:
+        parts = [lax.slice_in_dim(x, i * dilation, i * dilation + (count - 1) * step + 1, step, dim)
+                 for i in range(size)]
+        return jnp.stack(parts, dim + 1)
+    if size and 0 < count <= _SLICES:
+        parts = [lax.slice_in_dim(x, i * step, i * step + reach, dilation, dim) for i in range(count)]
+        return jnp.stack(parts, dim)
+    where = np.arange(count, dtype=np.int32)[:, None] * step + np.arange(size, dtype=np.int32)[None] * dilation
+    return jnp.take(x, where, axis=dim, mode="clip")
+
+
+# Slices are cheaper than a gather on TPU, but each is an instruction to compile.
+_SLICES = 32
+
+
+def transpose_of(fn: Any, shape: Any, grad: Any) -> Any:
+    """The gradient of a linear function of an array of the given shape; narrow floats add up in float32."""
+    wide = promotion.wide(grad)
+    turned = jax.linear_transpose(fn, jax.ShapeDtypeStruct(tuple(shape), wide.dtype))
+    return turned(wide)[0].astype(grad.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from . import promotion
@@ -113,27 +112,6 @@ def diag_embed(self, offset=0, dim1=-2, dim2=-1):
     padded = jnp.pad(self, [(0, 0)] * (self.ndim - 1) + [(max(-offset, 0), max(offset, 0))])
     spread = jnp.where(column - row == offset, padded[..., :, None], jnp.zeros((), self.dtype))
     return jnp.moveaxis(spread, (-2, -1), (dim1, dim2))
-
-
-@lowering("aten.trace.default")
-def trace(self):
-    return jnp.trace(self)
-
-
-def _triangle(row, col, keep, dtype):
-    r, c = np.indices((row, col))
-    where = np.nonzero(keep(c - r))
-    return jnp.asarray(np.stack([r[where], c[where]]), dtype or jnp.int64)
-
-
-@lowering("aten.tril_indices.default")
-def tril_indices(row, col, offset=0, dtype=None, layout=None):
-    return _triangle(row, col, lambda gap: gap <= offset, dtype)
-
-
-@lowering("aten.triu_indices.default")
-def triu_indices(row, col, offset=0, dtype=None, layout=None):
-    return _triangle(row, col, lambda gap: gap >= offset, dtype)
 
 
 @lowering("aten._chunk_cat.default")

@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 
 from ..tensor import views
-from .axes import dim_of, dims_of, sized
+from .axes import dim_of, dims_of, sized, transpose_of, windows
 from .table import lowering
 
 
@@ -165,19 +165,12 @@ def as_strided(self, size, stride, storage_offset=None):
     return views.read(self, views.View(tuple(size), tuple(stride), storage_offset or 0), self.dtype)
 
 
-def _windows(n, size, step):
-    """Positions of a sliding window: (how many windows, size)."""
-    count = max((n - size) // step + 1, 0)
-    return np.arange(count, dtype=np.int32)[:, None] * step + np.arange(size, dtype=np.int32)[None]
-
-
 @lowering("aten.unfold.default", "aten.unfold_copy.default")
 def unfold(self, dimension, size, step):
     if self.ndim == 0:
         return jnp.broadcast_to(self.reshape(1), (1,))[:size]
     dim = dim_of(dimension, self.ndim)
-    where = _windows(self.shape[dim], size, step)
-    return jnp.moveaxis(jnp.take(self, where, axis=dim, mode="clip"), dim + 1, -1)
+    return jnp.moveaxis(windows(self, dim, size, step), dim + 1, -1)
 
 
 @lowering("aten.unfold_backward.default")
@@ -185,9 +178,7 @@ def unfold_backward(grad_in, input_sizes, dim, size, step):
     if not input_sizes:
         return grad_in.reshape(-1).sum()
     dim = dim_of(dim, len(input_sizes))
-    where = _windows(input_sizes[dim], size, step)
-    result = jnp.zeros(tuple(input_sizes), grad_in.dtype)
-    return result.at[(slice(None),) * dim + (where,)].add(jnp.moveaxis(grad_in, -1, dim + 1))
+    return transpose_of(lambda x: unfold(x, dim, size, step), input_sizes, grad_in)
 
 
 @lowering("aten.diagonal.default", "aten.diagonal_copy.default")
