@@ -44,8 +44,9 @@ class Segment:
         self.name = name
         self.options = options
         self.keys = sum(1 for node in nodes if lower.is_random(node))
-        self.mutated = {node.args[0] for node in nodes if lower.is_mutation(node)}
-        self.direct = {node: found for node in outputs if (found := lower.view_of_input(node, self.mutated))}
+        # In graph order: the program's text, and so its key in the disk cache, must not depend on hashes.
+        self.mutated = list(dict.fromkeys(node.args[0] for node in nodes if lower.is_mutation(node)))
+        self.direct = {node: found for node in outputs if (found := lower.view_of_input(node, set(self.mutated)))}
         # With fixed sizes, Dynamo's guards have checked them; only offsets and memory remain to be compared.
         self.fixed = all(_fixed(node) for node in inputs)
         self.cache: dict[Any, Bound] = {}
