@@ -45,7 +45,7 @@ def load() -> None:
             return
         from .. import lowering
         from ..runtime import client
-        from . import attention, autocast, copy, creation, data_dependent, grouped_matmul, norm, random, unique  # noqa: F401  (register)
+        from . import attention, autocast, copy, creation, data_dependent, grouped_matmul, norm, random, ranges, unique  # noqa: F401  (register)
 
         client.get()
         lowering.load()
