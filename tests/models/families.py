@@ -101,7 +101,7 @@ def inputs(family: str) -> dict[str, torch.Tensor]:
         return {"pixel_values": torch.randn(2, 3, 16, 16, generator=g), "labels": torch.tensor([1, 3])}
     if family == "whisper":
         return {"input_features": torch.randn(2, 8, 32, generator=g), "labels": ids}
-    return {"input_ids": ids, "labels": ids[:, :5]}
+    return {"input_ids": ids, "labels": ids[:, :5].contiguous()}
 
 
 def prompt(family: str) -> dict[str, torch.Tensor]:
