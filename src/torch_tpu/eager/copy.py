@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from ..runtime import dtypes, transfer
 from ..tensor import buffer, views
-from . import execute, plan
+from . import execute, overlap, plan
 from .kernels import kernel
 
 aten = torch.ops.aten
@@ -52,6 +53,8 @@ def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Te
 @kernel("aten.copy_.default")
 def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """target[...] = source, with broadcasting and conversion, between any two of cpu and tpu."""
+    if target.is_conj() or target.is_neg() or source.is_conj() or source.is_neg():
+        return _copy_lazy(target, source)
     here, there = buffer.of(target), buffer.of(source)
     if here is None and there is None:
         raise execute.mixed_devices(target if target.device.type != "cpu" else source, aten.copy_.default)
@@ -64,11 +67,12 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
         if source.device.type != "cpu":
             raise execute.mixed_devices(source, aten.copy_.default)
         window = views.View(tuple(target.shape), target.stride(), target.storage_offset())
-        if views.overlaps(window):
-            raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a "
-                               "single memory location. Please clone() the tensor before performing the operation.")
+        if overlap.expanded(target):
+            raise overlap.inner()
         value = source.to(target.dtype)
         if value.shape != target.shape:
+            # on meta tensors first, for torch's own words about shapes that do not fit
+            torch.empty(target.shape, device="meta").copy_(torch.empty(value.shape, device="meta"))
             value = value.expand(target.shape)
         if target.dtype == torch_dtype(here) and views.is_whole(here.shape, window):
             order = buffer.dense_order(target.shape, target.stride())
@@ -82,6 +86,39 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     return target
 
 
+def _copy_lazy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Between tensors whose conjugation or negation is still a flag: flip the target's away, apply the source's after.
+    (The second `conj()` of a flagged tensor is the plain memory.)"""
+    if target.is_conj():
+        copy_(target.conj(), source.conj())
+    elif target.is_neg():
+        copy_(torch._neg_view(target), torch._neg_view(source))
+    elif source.is_conj():
+        copy_(target, source.conj())
+        target.conj_physical_()
+    else:
+        copy_(target, torch._neg_view(source))
+        target.neg_()
+    return target
+
+
+@kernel("aten.clone.default")
+def clone(tensor: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    if tensor.is_conj() or tensor.is_neg():
+        form = torch.preserve_format if memory_format is None else memory_format
+        return _copy_lazy(torch.empty_like(tensor, memory_format=form), tensor)
+    given = {} if memory_format is None else {"memory_format": memory_format}
+    return execute.run(_clone_plan(), (tensor,), given)
+
+
+@functools.cache
+def _clone_plan() -> plan.Plan:
+    made = plan.make(aten.clone.default)
+    assert made is not None
+    return made
+
+
+@functools.cache
 def _copy_plan() -> plan.Plan:
     made = plan.make(aten.copy_.default)
     assert made is not None

@@ -41,10 +41,12 @@ def resolve_indices(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]
             continue
         if index.dtype in (torch.bool, torch.uint8):
             at = len(resolved)
-            shape = tuple(tensor.shape[at:at + index.dim()])
-            if tuple(index.shape) != shape:
-                raise IndexError(f"The shape of the mask {list(index.shape)} at index 0 does not match the shape of "
-                                 f"the indexed tensor {list(tensor.shape)} at index {at}")
+            if at + index.dim() > tensor.dim():
+                raise IndexError(f"too many indices for tensor of dimension {tensor.dim()}")
+            for d in range(index.dim()):
+                if index.shape[d] != tensor.shape[at + d]:
+                    raise IndexError(f"The shape of the mask {list(index.shape)} at index {d} does not match the shape "
+                                     f"of the indexed tensor {list(tensor.shape)} at index {at + d}")
             found = index.nonzero()
             resolved += [part if buffer.of(part) is not None else part.to("tpu") for part in found.unbind(1)]
             continue
@@ -58,8 +60,15 @@ def resolve_indices(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]
         elif execute.config_debug() and len(resolved) < tensor.dim():
             check_bounds(index.cpu(), tensor.shape[len(resolved)], len(resolved))
         resolved.append(index)
+    shapes = [tuple(index.shape) for index in resolved if index is not None]
+    if any(shape != shapes[0] for shape in shapes):
+        try:
+            torch.broadcast_shapes(*shapes)
+        except RuntimeError:
+            raise IndexError("shape mismatch: indexing tensors could not be broadcast together with shapes "
+                             + ", ".join(str(list(shape)) for shape in shapes)) from None
     if len(resolved) > tensor.dim():
-        raise IndexError(f"too many indices for tensor of dimension {tensor.dim()} (got {len(resolved)})")
+        raise IndexError(f"too many indices for tensor of dimension {tensor.dim()}")
     return resolved
 
 

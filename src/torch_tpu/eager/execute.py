@@ -14,7 +14,7 @@ import torch
 from ..lowering import context, promotion, table
 from ..runtime import config, dtypes, executable, transfer
 from ..tensor import buffer, views
-from . import creation, oracle
+from . import creation, oracle, overlap
 from .plan import Plan
 
 Tensor = torch.Tensor
@@ -120,7 +120,9 @@ def mixed_devices(tensor: Tensor, op: Any) -> RuntimeError:
         f"({op}, an argument of shape {tuple(tensor.shape)}); move it with .to('tpu')")
 
 
-_cache: dict[tuple[Any, ...], Compiled | list[tuple[int, ...]]] = {}
+Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
+
+_cache: dict[tuple[Any, ...], Compiled | list[Layout]] = {}
 
 
 def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None) -> Any:
@@ -184,7 +186,7 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
     if compiled is None:
         compiled = _build(plan, given, call, targets, key is not None)
         _cache[full_key] = compiled
-    if isinstance(compiled, list):  # sizes of the out= tensors, which must be changed first
+    if isinstance(compiled, list):  # layouts of the out= tensors, which must be changed first
         _resize_outputs(targets, compiled)
         return run(plan, args, kwargs, key)
     arrays = [held.array() for held in call.buffers]
@@ -223,10 +225,12 @@ def _wrap(spec: Any, outputs: list[Any]) -> Any:
     return buffer.wrap(outputs[position], sizes, strides)
 
 
-def _resize_outputs(targets: list[Tensor], sizes: list[tuple[int, ...]]) -> None:
-    for tensor, size in zip(targets, sizes):
-        if tuple(tensor.shape) != size:
-            creation.resize_output_(tensor, size, tensor.device)
+def _resize_outputs(targets: list[Tensor], layouts: list[Layout]) -> None:
+    for tensor, (sizes, strides) in zip(targets, layouts):
+        if tuple(tensor.shape) != sizes:
+            creation.resize_output_(tensor, sizes, tensor.device)
+            if tensor.stride() != strides and buffer.dense_order(sizes, strides) is not None:
+                tensor.as_strided_(sizes, strides)
 
 
 def rebuild(plan: Plan, given: dict[str, Any], call: Call, tensor: Any, number: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -287,26 +291,22 @@ def rebuild(plan: Plan, given: dict[str, Any], call: Call, tensor: Any, number: 
 
 
 def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
-           random: bool) -> Compiled | list[tuple[int, ...]]:
+           random: bool) -> Compiled | list[Layout]:
     expected = oracle.expect(plan, given)
     if plan.out and expected is not None:
-        sizes = [tuple(m.shape) for m in oracle.flat(expected)]
-        written = [index for _, index in plan.writes]
-        flat_sizes = [sizes[i] for i in written] if len(sizes) > len(written) else sizes
-        if len(flat_sizes) == len(targets) and any(tuple(t.shape) != s for t, s in zip(targets, flat_sizes)):
-            return flat_sizes
-        for tensor, meta in zip(targets, [oracle.flat(expected)[i] for i in written] if len(sizes) > len(written)
-                                else oracle.flat(expected)):
+        metas = oracle.flat(expected)
+        if len(metas) > len(plan.writes):
+            metas = [metas[index] for _, index in plan.writes]
+        if len(metas) == len(targets) and any(t.shape != m.shape for t, m in zip(targets, metas)):
+            return [(tuple(m.shape), m.stride()) for m in metas]
+        for tensor, meta in zip(targets, metas):
             if not torch.can_cast(meta.dtype, tensor.dtype):
                 raise RuntimeError(f"result type {_name(meta.dtype)} can't be cast to the desired output type "
                                    f"{_name(tensor.dtype)}")
+    overlap.check(plan, given, targets)
     target_views = []
     for tensor in targets:
         view = views.View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-        if views.overlaps(view):
-            raise RuntimeError(
-                "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-                "location. Please clone() the tensor before performing the operation.")
         target_views.append((call.memo[id(buffer.of(tensor))], view, dtypes.to_numpy(tensor.dtype)))
     count = len(call.buffers)
     numbers = len(call.numbers)

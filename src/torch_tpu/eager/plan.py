@@ -112,6 +112,8 @@ def make(op: OpOverload) -> Plan | None:
     """The plan of an overload; None when the table does not reach it."""
     if any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns):
         return None  # a view: eager tensors share storage, only compiled graphs use its lowering
+    if torch.Tag.inplace_view in op.tags:
+        return None  # changes sizes and strides, not data
     mutable = mutable_arguments(op)
     name = str(op)
     manual = _TWINS.get(name)

@@ -49,11 +49,15 @@ def index_put(self, indices, values, accumulate=False):
         return jnp.where(mask, promotion.cast(values.reshape(()), self.dtype), self)
     where = positions(self, _unmask(self, indices, values))
     values = promotion.cast(values, self.dtype)
-    # torch drops leading dimensions of size one that the target does not have
-    shape = self.at[where].get(mode="clip").shape if 0 not in self.shape else None
-    if shape is None:
+    if 0 in self.shape:
         return self
-    values = jnp.broadcast_to(values.reshape(values.shape[max(values.ndim - len(shape), 0):]), shape)
+    shape = self.at[where].get(mode="clip").shape
+    # torch drops leading dimensions of size one that the target does not have
+    fitted = values.reshape(values.shape[max(values.ndim - len(shape), 0):]) if values.ndim > len(shape) else values
+    if any(n not in (1, m) for n, m in zip(reversed(fitted.shape), reversed(shape))):
+        raise RuntimeError(f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing "
+                           f"result of shape {list(shape)}")
+    values = jnp.broadcast_to(fitted, shape)
     if accumulate:
         return add_at(self, where, values)
     return self.at[where].set(values, mode="drop", wrap_negative_indices=False)

@@ -146,6 +146,7 @@ def read(array: Any, view: View, dtype: np.dtype) -> Any:
         return array
     if 0 in view.sizes:
         return jnp.zeros(view.sizes, dtype)
+    _check(array.size, view)
     chain = plan(array.shape, view)
     if chain is None:
         flat = array.reshape(-1)
@@ -164,9 +165,36 @@ def write(array: Any, view: View, value: Any) -> Any:
     if 0 in view.sizes:
         return array
     kind = array.dtype
-    changed = _write(reinterpret(array, value.dtype), view, value)
+    elements = reinterpret(array, value.dtype)
+    _check(elements.size, view)
+    if overlaps(view):
+        view, value = _collapse(view, value, read(elements, view, value.dtype))
+    changed = _write(elements, view, value)
     back = reinterpret(changed, kind)
     return back if back.shape == array.shape else back.reshape(array.shape)
+
+
+def _collapse(view: View, value: Any, before: Any) -> tuple[View, Any]:
+    """A write to an expanded window as one to the memory under it: the last position that changed an element wins."""
+    changed = value != before
+    if np.dtype(value.dtype).kind not in "iub":
+        changed &= ~((value != value) & (before != before))  # nan stayed nan
+    sizes = list(view.sizes)
+    for d, (n, stride) in enumerate(zip(view.sizes, view.strides)):
+        if stride == 0 and n > 1:
+            last = n - 1 - jnp.argmax(jnp.flip(changed, d), axis=d, keepdims=True).astype(jnp.int32)
+            value = jnp.take_along_axis(value, last, axis=d)
+            changed = changed.any(axis=d, keepdims=True)
+            sizes[d] = 1
+    return View(tuple(sizes), view.strides, view.offset), value
+
+
+def _check(total: int, view: View) -> None:
+    """as_strided may name memory outside the storage; it is refused here, where it would be used."""
+    last = view.offset + sum((n - 1) * s for n, s in zip(view.sizes, view.strides))
+    if last >= total or view.offset < 0:
+        raise RuntimeError(f"setStorage: sizes {list(view.sizes)}, strides {list(view.strides)}, storage offset "
+                           f"{view.offset} are out of bounds for a storage of {total} elements")
 
 
 def _write(array: Any, view: View, value: Any) -> Any:
