@@ -190,3 +190,27 @@ def sdpa_backward(grad, query, key, value, output, logsumexp, attn_mask, keep, d
         d_mask = d_mask.astype(attn_mask.dtype)
     return (dq.reshape(query.shape).astype(query.dtype), dk.reshape(key.shape).astype(key.dtype),
             dv.reshape(value.shape).astype(value.dtype), d_mask)
+
+
+def _rows_and_heads(query, key, value, grouped):
+    """Leading dimensions made equal, and one number of key and value heads."""
+    keep = 1 if grouped and min(query.ndim, key.ndim, value.ndim) >= 3 else 0
+    if keep and key.shape[-3] != value.shape[-3]:
+        key, value = (jnp.repeat(x, query.shape[-3] // x.shape[-3], axis=-3) for x in (key, value))
+    parts = (query, key, value)
+    lead = jnp.broadcast_shapes(*(x.shape[:x.ndim - 2 - keep] for x in parts))
+    return [jnp.broadcast_to(x, (*lead, *x.shape[x.ndim - 2 - keep:])) for x in parts]
+
+
+@lowering("aten.scaled_dot_product_attention.default", random=True)
+def attention(query, key_, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False,
+              key):
+    """As graphs traced in inference mode hold it; elsewhere it has become tpu::sdpa."""
+    query, key_, value = _rows_and_heads(query, key_, value, enable_gqa)
+    keep = None
+    if dropout_p > 0:
+        rng = jax.random.wrap_key_data(key, impl="threefry2x32")
+        keep = jax.random.bernoulli(rng, 1 - dropout_p, (*query.shape[:-1], key_.shape[-2]))
+    if scale is None:
+        scale = query.shape[-1] ** -0.5 if query.shape[-1] else 1.0
+    return sdpa(query, key_, value, attn_mask, keep, dropout_p, is_causal, scale)[0]
