@@ -1,16 +1,22 @@
-"""The `torch.tpu` namespace and its registration with PyTorch."""
+"""The `torch.tpu` namespace and its registration with PyTorch. Start with module.py."""
 
 from __future__ import annotations
 
 
 def register() -> None:
     """Registers the device, its module and its dispatcher hooks with PyTorch (once, without JAX)."""
+    import sys
+
     import torch
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     from ..eager import dispatcher
-    from . import module
+    from ..tensor import storage
+    from . import accelerator, amp, backends, generator, module, namespace, streams
 
     _setup_privateuseone_for_python_backend("tpu", module)
     dispatcher.install()
-    torch.backends.tpu = module  # type: ignore[attr-defined]
+    for part in (amp, generator, streams, storage, accelerator, namespace):
+        part.install()
+    torch.backends.tpu = backends  # type: ignore[attr-defined]
+    sys.modules["torch.backends.tpu"] = backends

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..runtime import platform
+
+Device = torch.device | str | int | None
 
 
 def count() -> int:
@@ -13,6 +17,24 @@ def count() -> int:
     from ..runtime import client
 
     return len(client.get().devices)
+
+
+def check(device: Device = None) -> int:
+    """The index of this process's chip, which is 0.
+
+    Raises:
+        ValueError: `device` is not a tpu device.
+        RuntimeError: it is another chip than tpu:0.
+    """
+    if isinstance(device, str):
+        device = torch.device(device)
+    if isinstance(device, torch.device):
+        if device.type != "tpu":
+            raise ValueError(f"expected a tpu device, got {device}")
+        device = device.index
+    if device is not None and device != 0:
+        raise other_chip(device)
+    return 0
 
 
 def other_chip(index: int | None) -> RuntimeError:

@@ -1,18 +1,100 @@
-"""torch.tpu"""
+"""torch.tpu: what torch.cuda is for CUDA. One process drives one chip, tpu:0; every `device` argument accepts None, 0,
+"tpu", "tpu:0" and torch.device("tpu"). Importing it starts nothing; JAX starts with the first operation."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import torch
+
 from . import chips
+from .chips import Device
+from .memory import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    memory_summary,
+    reset_accumulated_memory_stats,
+    reset_max_memory_allocated,
+    reset_peak_memory_stats,
+)
+from .namespace import __path__ as __path__  # torch.tpu.distributed and its like are found through it
+from .namespace import missing
+from .properties import (
+    DeviceProperties,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+    is_bf16_supported,
+)
+from .rng import (
+    default_generators,
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from .streams import Event, Stream, current_stream, default_stream, set_stream, stream
+
+__all__ = [
+    "DeviceProperties", "Event", "Stream", "can_device_access_peer", "current_device", "current_stream",
+    "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache", "fallback_report",
+    "get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_device_properties", "get_rng_state",
+    "get_rng_state_all", "init", "initial_seed", "ipc_collect", "is_available", "is_bf16_supported", "is_initialized",
+    "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
+    "memory_allocated", "memory_reserved", "memory_stats", "memory_summary", "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_fallback",
+    "set_rng_state", "set_rng_state_all", "set_stream", "stream", "synchronize",
+]
+
+# Checkpointing (torch.utils.checkpoint) saves and replays this device's random numbers only where it is True.
+_initialized = True
 
 
 def is_available() -> bool:
-    return True
+    """Whether this process can use the device. Starts nothing."""
+    try:
+        return not _is_in_bad_fork() and chips.count() > 0
+    except (RuntimeError, ValueError):  # chips were demanded that are not there; using the device says so
+        return False
 
 
 def is_initialized() -> bool:
+    """True: there is no state to set up before the device can be used, and DeviceMesh must not choose a chip."""
     return True
 
 
+def init() -> None:
+    """Starts JAX now instead of at the first operation."""
+    from ..eager import dispatcher
+
+    dispatcher.load()
+
+
+def _lazy_init() -> None:
+    if _is_in_bad_fork():
+        from ..runtime import client
+
+        raise client.fork_error()
+
+
+def _is_in_bad_fork() -> bool:
+    from ..runtime import client
+
+    return client.forked
+
+
 def device_count() -> int:
+    """Chips of this host, virtual ones included. One process drives one of them."""
     return chips.count()
 
 
@@ -20,17 +102,85 @@ def current_device() -> int:
     return 0
 
 
-def set_device(device) -> None:
-    pass
+def set_device(device: Device) -> None:
+    """Accepts the process's only chip.
+
+    Raises:
+        RuntimeError: another chip was asked for.
+    """
+    chips.check(device)
 
 
-def _is_in_bad_fork() -> bool:
+def _exchange_device(device: int) -> int:
+    chips.check(None if device < 0 else device)
+    return 0
+
+
+_maybe_exchange_device = _exchange_device
+
+
+class device:
+    """Context manager that selects a chip, of which there is one."""
+
+    def __init__(self, device: Device) -> None:
+        self.idx = chips.check(device)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class device_of(device):
+    """Context manager that selects the chip of a tensor or storage; nothing for those of another device."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.device if obj.device.type == "tpu" else None)
+
+
+def synchronize(device: Device = None) -> None:
+    """Waits for everything launched so far."""
+    from ..runtime import client
+
+    chips.check(device)
+    client.synchronize()
+
+
+def can_device_access_peer(device: Device, peer_device: Device) -> bool:
+    """False: chips exchange data through collectives only."""
+    chips.check(device)
     return False
 
 
-def _lazy_init() -> None:
-    pass
+def ipc_collect() -> None:
+    """Nothing to collect: device memory is not shared between processes."""
 
 
-def manual_seed_all(seed: int) -> None:
-    pass
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """What torch.autocast("tpu") accepts; bfloat16 is the default."""
+    from ..eager import autocast  # noqa: F401  (registers the autocast rules)
+
+    return [torch.bfloat16, torch.float16]
+
+
+def fallback_report() -> dict[str, int]:
+    """How often each operator ran on the CPU in this process because tpu has no lowering for it."""
+    from ..eager import dispatcher
+
+    if not dispatcher.loaded():
+        return {}
+    from ..eager import fallback
+
+    return fallback.report()
+
+
+def set_fallback(mode: str) -> None:
+    """What an operator that only the CPU has does: "warn" (once each), "silent" or "error"."""
+    from ..eager import fallback
+
+    fallback.set_mode(mode)
+
+
+def __getattr__(name: str) -> Any:
+    return missing(name)

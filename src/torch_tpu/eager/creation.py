@@ -136,15 +136,23 @@ def set_storage(tensor: torch.Tensor, storage: Any, offset: int, size: Sequence[
                 stride: Sequence[int] = ()) -> torch.Tensor:
     sizes = tuple(size)
     strides = tuple(stride) if stride or not sizes else buffer.contiguous(sizes)
-    storage = getattr(storage, "_untyped_storage", storage)
-    return torch_door.set_storage(tensor, storage, offset, sizes, strides)
+    return _lay(tensor, getattr(storage, "_untyped_storage", storage), offset, sizes, strides)
 
 
 @kernel("aten.set_.source_Storage")
 def set_whole_storage(tensor: torch.Tensor, storage: Any) -> torch.Tensor:
     storage = getattr(storage, "_untyped_storage", storage)
     count = storage.nbytes() // tensor.element_size()
-    return torch_door.set_storage(tensor, storage, 0, (count,), (1,))
+    return _lay(tensor, storage, 0, (count,), (1,))
+
+
+def _lay(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, sizes: Sequence[int],
+         strides: Sequence[int]) -> torch.Tensor:
+    """Binds a tensor to a storage, whose bytes may get their type by it."""
+    held = getattr(storage, "_tpu_buffer", None)
+    if held is not None:
+        held.adopt(sizes, strides, dtypes.to_numpy(tensor.dtype))
+    return torch_door.set_storage(tensor, storage, offset, sizes, strides)
 
 
 @kernel("aten.set_.source_Tensor")

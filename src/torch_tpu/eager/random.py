@@ -7,23 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..device import generator as device_generator
 from ..runtime import client, jax_door
-
-_default: torch.Generator | None = None
 
 
 def default_generator() -> torch.Generator:
-    """The device's own generator. Its state is a CPU generator's; every random operator draws one key from it."""
-    global _default
-    if _default is None:
-        _default = torch._C.Generator(torch.device("cpu"))
-        _default.manual_seed(torch.initial_seed())
-    return _default
+    """The device's own generator."""
+    return device_generator.default()
 
 
 def draw(generator: torch.Generator | None = None, count: int = 1) -> np.ndarray:
-    """`count` keys as uint32[count, 2]; advances the generator."""
-    source = generator if generator is not None else default_generator()
+    """`count` keys as uint32[count, 2]; advances the generator (the device's own, any other tpu one, or a CPU one)."""
+    source = generator if generator is not None else device_generator.default()
     words = torch.empty(count, dtype=torch.int64).random_(-(2**63), None, generator=source)
     return words.numpy().view(np.uint32).reshape(count, 2)
 

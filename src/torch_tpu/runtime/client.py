@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+
 from . import config, platform
 
 
@@ -20,6 +21,9 @@ class Client:
                 _keep_large_blocks()
         import jax
 
+        from . import jax_door
+
+        jax_door.quiet_fork()
         self.jax = jax
         try:
             devices = jax.local_devices(backend=self.platform.name)
@@ -36,6 +40,10 @@ class Client:
             if not array.is_deleted():
                 array.block_until_ready()
 
+    def idle(self) -> bool:
+        """Whether everything launched so far is computed."""
+        return all(array.is_deleted() or array.is_ready() for array in self.device.client.live_arrays())
+
 
 def _keep_large_blocks() -> None:
     """XLA:CPU's temporaries over 32 MB are otherwise mapped, faulted and unmapped at every call (4 times slower)."""
@@ -51,15 +59,47 @@ def _keep_large_blocks() -> None:
         mallopt(option, value)
 
 
+def trim() -> None:
+    """Virtual chips: gives memory that glibc keeps for later allocations back to the system."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):  # no glibc
+        return
+
+
 _lock = threading.RLock()
 _client: Client | None = None
 started_in: float | None = None
+forked = False  # this process was forked from one that had started JAX, whose threads it lacks
+
+
+def _after_fork() -> None:
+    global _client, _lock, forked
+    forked = forked or _client is not None
+    _client = None
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def fork_error() -> RuntimeError:
+    return RuntimeError(
+        "the tpu device cannot be used in a process that was forked after its parent had started the device (a fork "
+        "copies none of XLA's threads, so the first operation would wait for ever). Start the process with "
+        "multiprocessing's 'spawn' method (torch.multiprocessing.set_start_method('spawn')), or keep device work in "
+        "the parent: DataLoader workers should return CPU tensors.")
 
 
 def get() -> Client:
     """The process's client; starts JAX on the first call (about a second)."""
     global _client, started_in
     if _client is None:
+        if forked:
+            raise fork_error()
         with _lock:
             if _client is None:
                 begin = time.perf_counter()
@@ -70,3 +110,16 @@ def get() -> Client:
 
 def started() -> bool:
     return _client is not None
+
+
+def synchronize() -> None:
+    """Waits for everything launched so far; nothing was launched where JAX was not started."""
+    if forked:
+        raise fork_error()
+    if _client is not None:
+        _client.synchronize()
+
+
+def idle() -> bool:
+    """Whether everything launched so far is computed."""
+    return _client is None or _client.idle()

@@ -50,6 +50,8 @@ class Executable:
         self.name = name
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
+        if client.forked:
+            raise client.fork_error()
         STATISTICS.launches += 1
         try:
             return jax_door.execute(self._loaded, arrays)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax._src import compiler as _compiler
 from jax._src import config as _config
+from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import _jax
 
 XlaError = _jax.JaxRuntimeError
@@ -27,6 +28,12 @@ def x64():
         yield
     finally:
         _config.enable_x64.set_local(before)
+
+
+def quiet_fork() -> None:
+    """Before JAX starts: no warning at every fork of this process (each DataLoader worker is one). A fork that goes on
+    to use the device gets torch_tpu's own error."""
+    _xla_bridge._at_fork_handler_installed = True
 
 
 def put(value: np.ndarray, device: Any) -> jax.Array:

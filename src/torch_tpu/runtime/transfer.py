@@ -29,10 +29,11 @@ def to_device(tensor: torch.Tensor) -> Any:
 
 def to_host(array: Any) -> torch.Tensor:
     """A CPU tensor with the values of a JAX array; waits for it. Independent of the device's memory."""
+    chip = client.get()
     array.block_until_ready()
     if array.size == 0:
         return torch.empty(array.shape, dtype=dtypes.to_torch(array.dtype))
-    if client.get().platform.virtual:
+    if chip.platform.virtual:
         return torch.utils.dlpack.from_dlpack(jax_door.export_dlpack(array)).clone()
     host = np.array(array)
     kind = dtypes.to_torch(host.dtype)

@@ -16,18 +16,21 @@ from . import torch_door
 class Buffer:
     """Device memory of one storage.
 
-    `shape` is the shape in which the array was made (a tensor is a strided window on it, row-major). `array` is None
-    while nothing was written: `torch.empty` costs no memory until its first use. `shared` says that somebody outside
-    holds the array too (`to_jax`), so it must not be donated.
+    `shape` is the shape in which the array was made (a tensor is a strided window on it, row-major). The array is made
+    at its first use: `torch.empty` costs no memory until then, and the bytes of a file wait on the host until a tensor
+    says what they are. `shared` says that somebody else holds the array too (`to_jax`, a copy that nobody has written
+    yet), so it must not be donated.
     """
 
-    __slots__ = ("_array", "_bytes", "dtype", "shape", "shared")
+    __slots__ = ("_array", "_bytes", "_host", "_size", "dtype", "shape", "shared")
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype, array: Any = None) -> None:
         self.shape = shape
         self.dtype = dtype
         self.shared = False
         self._array = array
+        self._host: torch.Tensor | None = None
+        self._size: int | None = None
         self._bytes = 0
         nbytes = math.prod(shape) * dtype.itemsize
         memory.reserve(nbytes)
@@ -35,21 +38,79 @@ class Buffer:
 
     def array(self) -> Any:
         if self._array is None:
-            self._array = _zeros(self.shape, self.dtype)
+            if self._size == 0:
+                raise RuntimeError("this tensor's storage was resized to 0 bytes (tensor.untyped_storage().resize_(0)); "
+                                   "resize it back before using the tensor")
+            if self._host is None:
+                self._array = _zeros(self.shape, self.dtype)
+            else:
+                self._array = transfer.to_device(self._host.view(dtypes.to_torch(self.dtype)).view(self.shape))
+                self._host = None
         return self._array
 
     def written(self) -> bool:
-        return self._array is not None
+        return self._array is not None or self._host is not None
 
     def rebind(self, array: Any) -> None:
         """Takes a new array as the storage's data (same number of bytes)."""
         self._array = array
+        self._host = None
         self.shape = array.shape
         self.dtype = array.dtype
         self.shared = False
 
+    def share(self, other: Buffer) -> None:
+        """Takes the other's data without a copy, until one of the two is written."""
+        self.rebind(other.array())
+        self.shared = other.shared = True
+
+    def load(self, host: torch.Tensor) -> None:
+        """Takes bytes (a uint8 CPU tensor that nobody changes any more) as the storage's data."""
+        self._array = None
+        self._host = host
+        self.shared = False
+
+    def adopt(self, sizes: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> None:
+        """Bytes without a type, as a file's are, become elements when a tensor is laid over them. Otherwise every
+        operator would have to reinterpret them."""
+        if self._array is not None or self.dtype != np.uint8 or dtype == np.uint8:
+            return
+        nbytes = math.prod(self.shape)
+        if nbytes % dtype.itemsize:
+            return
+        order = dense_order(sizes, strides)
+        whole = order is not None and math.prod(sizes) * dtype.itemsize == nbytes
+        self.shape = tuple(sizes[d] for d in order) if whole and order is not None else (nbytes // dtype.itemsize,)
+        self.dtype = dtype
+        if self._host is not None:
+            self.array()
+
+    def capacity(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def nbytes(self) -> int:
+        return self.capacity() if self._size is None else self._size
+
+    def resize(self, nbytes: int) -> None:
+        """Gives the memory back (0 bytes) or takes it again; the tensors' own sizes stay."""
+        capacity = self.capacity()
+        if nbytes > capacity:
+            raise RuntimeError(
+                f"a tpu storage of {capacity} bytes cannot be resized to {nbytes}: it can be emptied (resize_(0)) and "
+                "grow back to its first size. Use tensor.resize_(), which takes a new storage where needed.")
+        if nbytes == 0 and self._bytes:
+            self._array = self._host = None
+            memory.release(self._bytes)
+            self._bytes = 0
+            self.shared = False
+        elif nbytes and not self._bytes:
+            memory.reserve(capacity)
+            self._bytes = capacity
+        self._size = None if nbytes == capacity else nbytes
+
     def __del__(self) -> None:
-        memory.release(self._bytes)
+        if self._bytes:
+            memory.release(self._bytes)
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> Any:
