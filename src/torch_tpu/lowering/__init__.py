@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-FAMILIES = ("creation", "pointwise", "special", "bessel", "orthogonal", "compare", "activation", "reduce", "scan", "sort", "random", "loss",
-            "foreach", "optimizer", "index", "scatter", "view", "shape", "embedding", "padding", "segment", "matmul",
-            "grouped_matmul", "norm", "batch_norm", "conv", "pool", "adaptive_pool", "attention", "interpolate",
-            "grid_sample", "linalg", "fft", "rnn", "quantized")
+FAMILIES = ("creation", "pointwise", "special", "bessel", "orthogonal", "compare", "activation", "reduce", "scan",
+            "sort", "random", "loss", "foreach", "optimizer", "index", "scatter", "view", "shape", "embedding",
+            "padding", "segment", "matmul", "grouped_matmul", "norm", "batch_norm", "conv", "pool", "adaptive_pool",
+            "attention", "interpolate", "grid_sample", "linalg", "fft", "rnn", "quantized")
 
 
 def load() -> None:
