@@ -24,6 +24,17 @@ def check_index(device: torch.device | None) -> None:
         raise chips.other_chip(device.index)
 
 
+def elsewhere(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A factory that a device tensor is only the pattern of (`torch.zeros_like(x, device="cpu")`)."""
+
+    def pattern(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and buffer.of(value) is not None:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=kwargs["device"])
+        return value
+
+    return op(*(pattern(value) for value in args), **kwargs)
+
+
 @kernel("aten.empty.memory_format")
 def empty(size: Sequence[int], *, dtype: torch.dtype | None = None, layout: Any = None,
           device: torch.device | None = None, pin_memory: bool | None = None,

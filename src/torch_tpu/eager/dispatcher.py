@@ -106,7 +106,20 @@ def _planned(made: Any) -> Any:
     else:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             return execute.run(made, args, kwargs)
-    return kernel
+    if not any(a.name == "device" for a in made.op._schema.arguments):
+        return kernel
+    from . import creation
+
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None and device.type != "tpu":
+            return creation.elsewhere(made.op, args, kwargs)
+        creation.check_index(device)
+        if kwargs.get("pin_memory"):
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        return kernel(*args, **kwargs)
+
+    return placed
 
 
 def _kernel(op: Any) -> Any:

@@ -54,7 +54,9 @@ def _call(op: Any, given: dict[str, Any]) -> Any:
         if argument.name == "device" and value is not None:
             value = torch.device("meta")
         if argument.name == "generator":
-            continue
+            value = None
+            if argument.has_default_value():
+                continue
         if argument.kwarg_only or kwargs or len(args) < _position(op, argument.name):
             kwargs[argument.name] = value
         else:
