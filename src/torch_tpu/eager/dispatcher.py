@@ -68,7 +68,7 @@ def _takes_kernel(name: str) -> bool:
 
 def _register() -> None:
     from ..lowering.table import TABLE
-    from . import plan
+    from . import conjugate, plan
     from .kernels import KERNELS
 
     assert _library is not None
@@ -93,7 +93,8 @@ def _register() -> None:
                 continue
             made = plan.make(op)
             if made is not None:
-                _implement(name, _planned(made))
+                fn = _planned(made)
+                _implement(name, conjugate.resolving(made, fn) if conjugate.sees_flags(_qualified(op)) else fn)
                 done.add(name)
 
 
