@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import importlib
-
-FAMILIES = ("creation", "pointwise", "special", "bessel", "orthogonal", "compare", "activation", "reduce", "scan",
-            "sort", "random", "loss", "foreach", "optimizer", "index", "scatter", "view", "shape", "embedding",
-            "padding", "segment", "matmul", "grouped_matmul", "norm", "batch_norm", "conv", "pool", "adaptive_pool",
-            "attention", "interpolate", "grid_sample", "linalg", "fft", "rnn", "quantized")
+import pkgutil
 
 
 def load() -> None:
-    """Imports every family, which fills the table."""
-    for family in FAMILIES:
-        importlib.import_module(f"{__name__}.{family}")
+    """Imports every file of this folder, which fills the table. A new family is a new file, and nothing else."""
+    for module in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
+        importlib.import_module(f"{__name__}.{module.name}")
