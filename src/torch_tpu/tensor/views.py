@@ -248,7 +248,7 @@ def reinterpret(array: Any, dtype: np.dtype) -> Any:
     if have.kind == "c":
         part = np.dtype(f"f{have.itemsize // 2}")
         array = jnp.stack([array.real, array.imag], -1).astype(part)
-        return reinterpret(array.reshape(array.shape[:-2] + (-1,)) if array.ndim > 1 else array, want)
+        return reinterpret(_merge_last(array) if array.ndim > 1 else array, want)
     if want.kind == "c":
         part = np.dtype(f"f{want.itemsize // 2}")
         pairs = reinterpret(array, part).reshape(-1, 2)
@@ -263,6 +263,11 @@ def reinterpret(array: Any, dtype: np.dtype) -> Any:
         return lax.bitcast_convert_type(array, want)
     if have.itemsize > want.itemsize:
         wide = lax.bitcast_convert_type(array, want)
-        return wide.reshape(wide.shape[:-2] + (-1,)) if wide.ndim > 1 else wide
+        return _merge_last(wide) if wide.ndim > 1 else wide
     ratio = want.itemsize // have.itemsize
     return lax.bitcast_convert_type(array.reshape(-1, ratio), want)
+
+
+def _merge_last(array: Any) -> Any:
+    """The last two dimensions as one; not by -1, which an empty array does not determine."""
+    return array.reshape(*array.shape[:-2], array.shape[-2] * array.shape[-1])
