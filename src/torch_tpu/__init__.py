@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ._autoload import load as _load
 
 __version__ = "0.1.0"
+__all__ = ["from_jax", "to_jax"]
 
 _load()
+
+
+def __getattr__(name: str) -> Any:
+    """The JAX bridge, imported at its first use: importing this package does not import JAX."""
+    if name in __all__:
+        from .tensor import bridge
+
+        return getattr(bridge, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-import warnings
+import sys
 
-_loaded = False
+SUPPORTED = "2.13 to 2.14"
 
-SUPPORTED = "torch >=2.13,<2.15"
+state = "not loaded"  # for `torch-tpu doctor`: "loaded", or why not
 
 
 def load() -> None:
-    """Registers the device. Never raises: `import torch` goes on without the device, and one warning says why."""
-    global _loaded
-    if _loaded:
+    """Registers the device, once. Never raises: where something is wrong, `import torch` goes on without the device and
+    one line on stderr says why."""
+    global state
+    if state != "not loaded":
         return
-    _loaded = True
+    state = "loaded"
     try:
         _register()
     except Exception as error:
-        warnings.warn(f"torch_tpu: the tpu device is not available: {error} (supported: {SUPPORTED}; see "
-                      "`python -m torch_tpu doctor`)", RuntimeWarning, stacklevel=2)
+        state = f"{type(error).__name__}: {error}"
+        print(f"torch_tpu: the tpu device is not available: {error} (`python -m torch_tpu doctor` says more)",
+              file=sys.stderr)
 
 
 def _register() -> None:
+    import importlib.util
+
     import torch
 
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
     if not (2, 13) <= version < (2, 15):
-        raise ImportError(f"torch {torch.__version__} is outside the supported range")
+        raise ImportError(f"torch {torch.__version__} is not supported; torch_tpu works with torch {SUPPORTED}")
+    if importlib.util.find_spec("jax") is None or importlib.util.find_spec("jaxlib") is None:
+        raise ImportError("JAX is not installed: pip install 'jax>=0.10,<0.12'")
+    from .runtime import config
+
+    config.check()
     from . import device
     from .integrations import all as integrations
 

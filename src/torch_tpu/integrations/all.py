@@ -7,9 +7,11 @@ from ..runtime import config
 
 def install() -> None:
     """Registers the adaptations. Imports none of the libraries."""
-    from . import torch_compile
+    from . import torch_compile, torch_modules, torch_tensor
 
     torch_compile.install()
+    torch_modules.install()
+    torch_tensor.install()
     if not config.INTEGRATIONS.flag():
         return
     from . import accelerate, transformers

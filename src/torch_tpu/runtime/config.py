@@ -67,6 +67,17 @@ SETTINGS = (PLATFORM, VIRTUAL_CHIPS, VIRTUAL_HBM, FALLBACK, DEBUG, CACHE, CACHE_
             INTEGRATIONS)
 
 
+def check() -> None:
+    """Raises ValueError for a variable whose value is not understood."""
+    PLATFORM.choice("auto", "tpu", "cpu", "cuda")
+    VIRTUAL_CHIPS.positive()
+    FALLBACK.choice("warn", "silent", "error")
+    for setting in (VIRTUAL_HBM, CACHE_SIZE):
+        setting.size()
+    for setting in (DEBUG, CACHE, MALLOC, INTEGRATIONS):
+        setting.flag()
+
+
 def cache_dir() -> Path:
     """The folder of the executable cache (not created here)."""
     given = CACHE_DIR.raw()
