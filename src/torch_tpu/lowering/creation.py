@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax import lax
 
 from ..runtime import dtypes
 from . import promotion
@@ -139,20 +140,24 @@ def range_step(start, end, step=1, dtype=None):
     return promotion.cast(start + jnp.arange(count, dtype=jnp.float64) * step, dtype or _default())
 
 
+def _spread_dtype(start: Any, end: Any, dtype: Any) -> np.dtype:
+    return np.dtype(dtype) if dtype is not None else dtypes.to_numpy(
+        torch.promote_types(promotion.result_dtype(start, end), torch.get_default_dtype()))
+
+
 @lowering("aten.linspace.default", "aten.linspace.Tensor_Tensor", "aten.linspace.Tensor_Scalar",
           "aten.linspace.Scalar_Tensor")
 def linspace(start, end, steps, dtype=None):
-    kind = np.dtype(dtype or dtypes.to_numpy(torch.promote_types(
-        promotion.result_dtype(start, end), torch.get_default_dtype())))
+    kind = _spread_dtype(start, end, dtype)
     return promotion.cast(_spread(start, end, steps, kind), kind)
 
 
 @lowering("aten.logspace.default", "aten.logspace.Tensor_Tensor", "aten.logspace.Tensor_Scalar",
           "aten.logspace.Scalar_Tensor")
 def logspace(start, end, steps, base=10.0, dtype=None):
-    kind = np.dtype(dtype or dtypes.to_numpy(torch.promote_types(
-        promotion.result_dtype(start, end), torch.get_default_dtype())))
-    power = _spread(start, end, steps, np.dtype(np.float64) if kind.kind != "c" else kind)
+    kind = _spread_dtype(start, end, dtype)
+    power = _spread(start, end, steps, kind)
+    power = power if kind.kind == "c" else power.astype(jnp.float64)
     return promotion.cast(jnp.power(jnp.asarray(base, power.dtype), power), kind)
 
 
@@ -165,7 +170,8 @@ def _spread(start: Any, end: Any, steps: int, kind: np.dtype) -> Any:
     if steps == 1:
         return start.reshape(1)
     index = jnp.arange(steps)
-    step = (end - start) / (steps - 1)
+    # XLA would multiply by the reciprocal of a constant, and miss whole numbers.
+    step = (end - start) / lax.optimization_barrier(jnp.asarray(steps - 1, wide))
     return jnp.where(index < steps // 2, start + step * index.astype(wide), end - step * (steps - 1 - index).astype(wide))
 
 

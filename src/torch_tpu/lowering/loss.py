@@ -111,7 +111,7 @@ def soft_margin_loss_backward(grad_output, self, target, reduction):
 
 def _classes(self: Any) -> Any:
     """Scores as (batch, class, ...)."""
-    return wide(self)[None] if self.ndim == 1 else wide(self)
+    return wide(self).reshape(1, -1) if self.ndim < 2 else wide(self)
 
 
 def _picked(self: Any, target: Any, weight: Any, ignore_index: int) -> tuple[Any, Any, Any, Any]:
@@ -194,7 +194,7 @@ def _multilabel_terms(x: Any, labels: Any, is_target: Any) -> Any:
 def multilabel_margin_loss(self, target, reduction):
     x, labels, is_target = _multilabel(self, target)
     values = jnp.sum(_multilabel_terms(x, labels, is_target), (1, 2)) / x.shape[1]
-    return (reduced(values.reshape(self.shape[:-1]), reduction),
+    return (reduced(values.reshape(target.shape[:-1]), reduction),
             is_target.astype(x.dtype).reshape(target.shape))
 
 

@@ -178,12 +178,10 @@ def div_mode(self, other, rounding_mode=None):
     if rounding_mode is None:
         return div(self, other)
     a, b = operands(self, other)
-    return floor_div(a, b) if rounding_mode == "floor" else trunc_div(a, b)
-
-
-def trunc_div(a: Any, b: Any) -> Any:
-    a, b = jnp.broadcast_arrays(a, b)
-    return lax.div(a, b) if promotion.is_integral(a) else jnp.trunc(a / b)
+    if rounding_mode == "floor":
+        return floor_div(a, b)
+    return lax.div(*jnp.broadcast_arrays(a, b)) if promotion.is_integral(a) else jnp.trunc(
+        wide(cast(a / b, promotion.result_dtype(self, other))))  # ATen rounds a narrow quotient first
 
 
 def floor_div(a: Any, b: Any) -> Any:
