@@ -46,6 +46,7 @@ class Segment:
         self.keys = sum(1 for node in nodes if lower.is_random(node))
         # In graph order: the program's text, and so its key in the disk cache, must not depend on hashes.
         self.mutated = list(dict.fromkeys(node.args[0] for node in nodes if lower.is_mutation(node)))
+        self.mutated_at = [inputs.index(node) for node in self.mutated]
         self.direct = {node: found for node in outputs if (found := lower.view_of_input(node, set(self.mutated)))}
         # With fixed sizes, Dynamo's guards have checked them; only offsets and memory remain to be compared.
         self.fixed = all(_fixed(node) for node in inputs)
@@ -75,8 +76,8 @@ class Segment:
             else:
                 key.append(value)
         values = moved or values
-        shared = tuple(memo[id(held)] for node in self.mutated
-                       if (held := buffer.of(values[self.inputs.index(node)])) is not None and held.shared)
+        shared = tuple(position for position in self.mutated_at
+                       if (held := buffer.of(values[position])) is not None and held.shared)
         full = (context.key(), shared, *key)
         bound = self.cache.get(full)
         if bound is None:
@@ -99,7 +100,7 @@ class Segment:
                 windows.append((memo[id(held)], view, dtypes.to_numpy(value.dtype)))
             else:
                 windows.append(None)
-        written_at = {node: windows[self.inputs.index(node)] for node in self.mutated}
+        written_at = {node: windows[position] for node, position in zip(self.mutated, self.mutated_at)}
         makers: list[Any] = []
         written: list[tuple[int, int]] = []
 

@@ -13,6 +13,7 @@ from typing import Any
 __path__: list[str] = []  # makes torch.tpu a package; its submodules come from the finder below
 
 SUBMODULES = {
+    "compiler": "torch_tpu.compile.compiler",
     "distributed": "torch_tpu.distributed",
     "memory": "torch_tpu.device.memory",
     "random": "torch_tpu.device.rng",
