@@ -45,7 +45,21 @@ def load() -> None:
             return
         from .. import lowering
         from ..runtime import client
-        from . import attention, autocast, copy, creation, data_dependent, grouped_matmul, norm, random, ranges, unique  # noqa: F401  (register)
+        from . import (  # noqa: F401  (they register)
+            attention,
+            autocast,
+            copy,
+            creation,
+            ctc,
+            data_dependent,
+            grouped_matmul,
+            linalg,
+            norm,
+            random,
+            ranges,
+            rnn,
+            unique,
+        )
 
         client.get()
         lowering.load()

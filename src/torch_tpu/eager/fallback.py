@@ -58,7 +58,10 @@ def decompositions() -> dict[Any, Any]:
         import torch._decomp
         import torch._refs
 
+        from . import linalg
+
         _decompositions = {op: fn for op, fn in torch._decomp.decomposition_table.items() if str(op) not in _REFUSED}
+        _decompositions.update(linalg.DECOMPOSITIONS)
     return _decompositions
 
 
