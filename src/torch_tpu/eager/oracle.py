@@ -21,6 +21,10 @@ _NO_META: set[str] = {
 _STAND_IN: dict[str, str] = {"aten.convolution_overrideable.default": "aten.convolution.default"}
 
 
+# Operators whose Meta kernel is Python and refuses a 0-d CPU tensor, which the device's kernels take as a number.
+_ONE_DEVICE = {"aten.masked_fill.Tensor", "aten.masked_fill_.Tensor"}
+
+
 def expect(plan: Plan, given: dict[str, Any]) -> Any:
     """Meta tensors for the functional overload's results; None where PyTorch cannot say.
 
@@ -50,7 +54,7 @@ def _call(op: Any, given: dict[str, Any]) -> Any:
             if not argument.has_default_value():
                 return None
             continue
-        value = pytree.tree_map_only(torch.Tensor, _meta, given[argument.name])
+        value = pytree.tree_map_only(torch.Tensor, _whole if str(op) in _ONE_DEVICE else _meta, given[argument.name])
         if argument.name == "device" and value is not None:
             value = torch.device("meta")
         if argument.name == "generator":
@@ -78,8 +82,10 @@ def _position(op: Any, name: str) -> int:
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type == "cpu" and tensor.dim() == 0:
-        return tensor
+    return tensor if tensor.device.type == "cpu" and tensor.dim() == 0 else _whole(tensor)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
