@@ -44,7 +44,7 @@ _MEMORY_ROUTES: dict[str, Callable[..., Any]] = {
 
 
 def _is_tpu() -> bool:
-    return torch._C._get_accelerator().type == "tpu"
+    return torch.accelerator.current_accelerator() == torch.device("tpu")
 
 
 def _route(modules: tuple[ModuleType, ...], name: str, ours: Callable[..., Any]) -> None:

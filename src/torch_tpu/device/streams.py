@@ -168,7 +168,7 @@ class stream:
 
 def _is_tpu(device: Any) -> bool:
     if device is None:
-        return torch._C._get_accelerator().type == "tpu"
+        return torch.accelerator.current_accelerator() == torch.device("tpu")
     return torch.device(device).type == "tpu"
 
 
