@@ -61,7 +61,7 @@ RANDOM = re.compile(r"""(empty\w*|new_empty\w*|rand\w*|bernoulli|multinomial|nor
   log_normal|nn\.functional\.(\w*dropout\w*|rrelu|fractional_max_pool\w*)|(torch\.)?pca_lowrank|svd_lowrank|
   nn\.functional\.scaled_dot_product_attention)$""".replace("\n", "").replace(" ", ""))
 # Which of several equal values an index names is not defined: the values are compared, of indices the shape.
-TIES = re.compile(r"(sort|argsort|topk|kthvalue|mode|(nan)?median|masked\.(nan)?median)$")
+TIES = re.compile(r"(m?sort|argsort|topk|kthvalue|mode|(nan)?median|masked\.(nan)?median)$")
 # Results defined up to a sign or phase: OpInfo's own reduction to what is unique is compared.
 GAUGE = re.compile(r"(linalg\.)?(svd|eigh?|qr|householder_product|lobpcg)$|geqrf$")
 

@@ -63,7 +63,7 @@ def new_full(self, size, fill_value, dtype=None):
     return jnp.full(size, promotion.cast(fill_value, dtype or self.dtype))
 
 
-@lowering("aten.zeros.default", "aten.empty.memory_format")
+@lowering("aten.zeros.default", "aten.empty.memory_format", "aten._efficientzerotensor.default")
 def zeros(size, dtype=None):
     return jnp.zeros(size, dtype or _default())
 

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from . import dims, promotion
-from .pointwise import is_complex, is_float
+from .pointwise import is_complex
 from .table import lowering
 
 wide = promotion.wide
@@ -262,19 +263,11 @@ def is_any_true(self):
     return jnp.any(self)
 
 
-@lowering("aten.histc.default")
-def histc(self, bins=100, min=0, max=0):
-    """Equal bins over [min, max]; both 0 mean the data's own range."""
-    floating = is_float(self)
-    x = wide(self).reshape(-1) if floating else self.reshape(-1).astype(jnp.int64)
-    kind = x.dtype if floating else np.dtype(np.float64)
-    low, high = promotion.cast(min, kind), promotion.cast(max, kind)
-    if x.size:
-        same = low == high
-        low, high = jnp.where(same, jnp.min(x).astype(kind), low), jnp.where(same, jnp.max(x).astype(kind), high)
-    flat = low == high
-    low, high = jnp.where(flat, low - 1, low), jnp.where(flat, high + 1, high)
-    inside = (x >= low) & (x <= high)
-    place = jnp.where(inside, jnp.floor((x - low) * (bins / (high - low))), 0).astype(jnp.int64)
-    place = jnp.where(inside, jnp.minimum(place, bins - 1), bins)
-    return jnp.zeros(bins + 1, jnp.int64).at[place].add(1)[:bins]
+@lowering("aten.hash_tensor.default")
+def hash_tensor(self, dim=(), keepdim=False, mode=0):
+    """The exclusive or of the values' bits, as float64 or int64."""
+    x = self.astype(jnp.int64) if promotion.is_integral(self) else lax.bitcast_convert_type(
+        self.astype(jnp.float64), jnp.int64)
+    over = dims.many(dim, self.ndim)
+    result = lax.reduce(x.astype(jnp.uint64), np.uint64(0), lax.bitwise_xor, over)
+    return jnp.expand_dims(result, over) if keepdim else result

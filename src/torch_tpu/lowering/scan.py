@@ -29,7 +29,8 @@ def logcumsumexp(self, dim):
     x = promotion.wide(self)
     if is_complex(x):
         return dims.along(lambda v, at: lax.associative_scan(jnp.logaddexp, v, axis=at))(x, dim)
-    return dims.along(lax.cumlogsumexp)(x, dim)
+    # ATen's kernel accumulates in double, and the derivative takes differences of the results.
+    return dims.along(lax.cumlogsumexp)(x.astype(jnp.float64), dim)
 
 
 def _extreme(self: Any, dim: int, beats: Callable[[Any, Any], Any]) -> tuple[Any, Any]:

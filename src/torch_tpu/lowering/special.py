@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.scipy import special as sp
 
 from . import promotion
@@ -36,6 +37,52 @@ def _xlog1py(x: Any, y: Any) -> Any:
     return jnp.where(jnp.isnan(y), jnp.nan, jnp.where(x == 0, 0, x * jnp.log1p(y)))
 
 
+# Denominators of the Euler-Maclaurin terms: (2k)! / B_2k.
+_ZETA = (12.0, -720.0, 30240.0, -1209600.0, 47900160.0, -1.8924375803183791606e9, 7.47242496e10,
+         -2.950130727918164224e12, 1.1646782814350067249e14, -4.5979787224074726105e15, 1.8152105401943546773e17,
+         -7.1661652561756670113e18)
+
+
+def zeta(x: Any, q: Any) -> Any:
+    """Hurwitz' zeta function by Cephes' method, which reaches negative q: terms up to a > 9, then Euler-Maclaurin."""
+    x, q = jnp.broadcast_arrays(x, q)
+    pole = (q <= 0) & (q == jnp.floor(q))
+    known = (x <= 1) | pole | ((q <= 0) & (x != jnp.floor(x))) | ~(jnp.isfinite(x) & jnp.isfinite(q))
+    x_, q_ = jnp.where(known, 2, x), jnp.where(known, 1, q)
+
+    def term(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        count, a, b, total = state
+        go = (count < 9) | (a <= 9)
+        a = jnp.where(go, a + 1, a)
+        b = jnp.where(go, jnp.power(a, -x_), b)
+        return count + 1, a, b, jnp.where(go, total + b, total)
+
+    start = jnp.asarray(0, jnp.int32), q_, jnp.zeros_like(q_), jnp.power(q_, -x_)
+    _, w, b, total = lax.while_loop(lambda state: jnp.any((state[0] < 9) | (state[1] <= 9)), term, start)
+    total = total + b * w / (x_ - 1) - 0.5 * b
+    factor = jnp.ones_like(x_)
+    for k, denominator in zip(range(0, 24, 2), _ZETA):
+        factor, b = factor * (x_ + k), b / w
+        more = factor * b / denominator
+        total = jnp.where(jnp.isfinite(more), total + more, total)
+        factor, b = factor * (x_ + k + 1), b / w
+    nothing = jnp.where((x == 1) | (pole & (x > 1)), jnp.inf, jnp.nan)
+    nothing = jnp.where((x > 1) & (q == jnp.inf), 0, nothing)
+    return jnp.where(known, nothing, total)
+
+
+def _trigamma(x: Any) -> Any:
+    low = x < 0.5
+    reflected = -(np.pi ** 2) / jnp.square(jnp.sin(np.pi * x))
+    z = jnp.where(low, 1 - x, x)
+    total = jnp.where(low, reflected, 0)
+    for _ in range(6):
+        total, z = total + 1 / (z * z), z + 1
+    inverse = 1 / (z * z)
+    total = total + (1 + 1 / (2 * z) + inverse * (1 / 6 - inverse * (1 / 30 - inverse / 42))) / z
+    return jnp.where(low, -total, total)
+
+
 def _erfcx(x: Any) -> Any:
     """exp(x^2) erfc(x), in float64: the two factors take each other's digits."""
     wide = x.astype(jnp.float64)
@@ -56,7 +103,7 @@ lowering("aten.xlogy.Tensor", "aten.xlogy.Scalar_Self", "aten.xlogy.Scalar_Other
 lowering("aten.special_xlog1py.default", "aten.special_xlog1py.self_scalar",
          "aten.special_xlog1py.other_scalar")(_binary_float(_xlog1py))
 lowering("aten.special_zeta.default", "aten.special_zeta.self_scalar",
-         "aten.special_zeta.other_scalar")(_binary_float(sp.zeta))
+         "aten.special_zeta.other_scalar")(_binary_float(zeta))
 lowering("aten.igamma.default")(_binary_float(sp.gammainc))
 lowering("aten.igammac.default")(_binary_float(sp.gammaincc))
 
@@ -64,9 +111,9 @@ lowering("aten.igammac.default")(_binary_float(sp.gammaincc))
 @lowering("aten.polygamma.default")
 def polygamma(n, self):
     x = promotion.wide(promotion.promote_float(self)[0])
-    if n == 0:
-        return _digamma(x)
-    return (-1.0) ** (n + 1) * float(np.prod(np.arange(1.0, n + 1))) * sp.zeta(float(n + 1), x)
+    if n < 2:
+        return _digamma(x) if n == 0 else _trigamma(x)
+    return (-1.0) ** (n + 1) * float(np.prod(np.arange(1.0, n + 1))) * zeta(jnp.full_like(x, n + 1), x)
 
 
 @lowering("aten.mvlgamma.default")
