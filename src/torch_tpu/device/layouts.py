@@ -1,0 +1,29 @@
+"""Sparse and quantized tensors, which XLA does not have: one clear error instead of PyTorch's list of backends."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+_INSTEAD = {
+    "SparsePrivateUse1": "sparse tensors are not supported on tpu; keep them on the CPU, or convert with .to_dense()",
+    "SparseCsrPrivateUse1": "sparse tensors are not supported on tpu; keep them on the CPU, or convert with .to_dense()",
+    "QuantizedPrivateUse1": "PyTorch's quantized tensors are not supported on tpu (XLA has no such type); convert with "
+                            ".dequantize(), or keep int8 values and their scales as two tensors",
+}
+_libraries: list[torch.library.Library] = []
+
+
+def _refuse(key: str) -> Any:
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{op}: {_INSTEAD[key]}")
+
+    return kernel
+
+
+def install() -> None:
+    for key in _INSTEAD:
+        library = torch.library.Library("_", "IMPL")
+        library.fallback(_refuse(key), key)
+        _libraries.append(library)
