@@ -198,7 +198,7 @@ def multinomial(self, num_samples, replacement=False, *, key):
         return jax.vmap(lambda t, u: jnp.searchsorted(t, u, side="right"))(
             total.reshape(-1, p.shape[-1]), at.reshape(-1, num_samples)).reshape(at.shape).clip(
                 0, p.shape[-1] - 1).astype(jnp.int64)
-    race = p / -jnp.log(_open(key, p.shape, p.dtype)).clip(jnp.finfo(p.dtype).tiny)
+    race = p / jnp.maximum(-jnp.log(_open(key, p.shape, p.dtype)), jnp.finfo(p.dtype).tiny)
     race = jnp.where(p > 0, race, -1)
     if num_samples == 1:
         return jnp.argmax(race, -1, keepdims=True)
