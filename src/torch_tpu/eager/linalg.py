@@ -1,7 +1,7 @@
-"""Linear algebra that PyTorch composes from a factorisation, and errors that a factorisation reports.
+"""Determinants, and the errors that a factorisation reports.
 
-Its gradient formulas reuse the factor of A, or of A's transpose where A is real and contiguous (what LAPACK's column
-order made cheap), so which of the two it is must follow that rule.
+PyTorch's gradient of a determinant reuses the factor of A, or of A's transpose where A is real and contiguous (what
+LAPACK's column order made cheap), so which of the two it is must follow that rule.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def _checked(op: Any, name: str) -> None:
 _checked(aten.linalg_cholesky_ex.default, "linalg.cholesky_ex")
 _checked(aten.linalg_inv_ex.default, "linalg.inv_ex")
 _checked(aten.linalg_lu_factor_ex.default, "linalg.lu_factor_ex")
+_checked(aten._linalg_solve_ex.default, "torch.linalg.solve_ex")
 
 
 def _transposed(matrix: Tensor) -> bool:
@@ -52,29 +53,6 @@ def _square(matrix: Tensor, name: str) -> None:
                            f"{matrix.shape[-1]} matrices")
     if not (matrix.is_floating_point() or matrix.is_complex()):
         raise RuntimeError(f"{name}: Expected a floating point or complex tensor as input. Got {matrix.dtype}")
-
-
-@kernel("aten._linalg_solve_ex.default")
-def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> tuple[Tensor, ...]:
-    _square(A, "linalg.solve")
-    if A.dtype != B.dtype:
-        raise RuntimeError(f"linalg.solve: Expected A and B to have the same dtype, but found A of type {A.dtype} and "
-                           f"B of type {B.dtype} instead")
-    vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
-    if vector and not left:
-        raise RuntimeError("linalg.solve: Vector broadcasting of the left hand side is not supported for left=False. "
-                           "In this case linalg.solve is equivalent to B / A.squeeze(-1)")
-    right = B.unsqueeze(-1) if vector else B
-    if right.shape[-2 if left else -1] != A.shape[-1]:
-        raise RuntimeError(f"linalg.solve: Incompatible shapes of A and B for the equation "
-                           f"{'AX = B' if left else 'XA = B'} ({A.shape[-2]}x{A.shape[-1]} and "
-                           f"{right.shape[-2]}x{right.shape[-1]})")
-    transposed = _transposed(A)
-    factors, pivots, info = aten.linalg_lu_factor_ex.default(A.mT if transposed else A)
-    if check_errors:
-        torch._linalg_check_errors(info, "torch.linalg.solve_ex", is_matrix=A.dim() == 2)
-    result = aten.linalg_lu_solve.default(factors, pivots, right, left=left, adjoint=transposed)
-    return result.squeeze(-1) if vector else result, factors, pivots, info
 
 
 def _diagonal_and_sign(A: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -98,5 +76,4 @@ def slogdet(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 # Traced graphs take the same route: only while tracing is it known how A lies in memory.
-DECOMPOSITIONS = {aten._linalg_solve_ex.default: solve_ex, aten._linalg_det.default: det,
-                  aten._linalg_slogdet.default: slogdet}
+DECOMPOSITIONS = {aten._linalg_det.default: det, aten._linalg_slogdet.default: slogdet}

@@ -156,6 +156,14 @@ def lu_solve(LU, pivots, B, *, left=True, adjoint=False):
     return jnp.take_along_axis(B, jnp.argsort(order, axis=-2), axis=-2)
 
 
+@lowering("aten._linalg_solve_ex.default")
+def solve_ex(A, B, *, left=True, check_errors=False):
+    vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
+    factors, pivots, info = lu(A)
+    result = lu_solve(factors, pivots, B[..., None] if vector else B, left=left)
+    return result[..., 0] if vector else result, factors, pivots, info
+
+
 @lowering("aten.linalg_inv_ex.default")
 def inv_ex(A, *, check_errors=False):
     factors, pivots, info = lu(A)
