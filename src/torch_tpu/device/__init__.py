@@ -12,11 +12,11 @@ def register() -> None:
 
     from ..eager import dispatcher
     from ..tensor import storage
-    from . import accelerator, amp, backends, generator, layouts, module, namespace, streams
+    from . import accelerator, amp, backends, generator, module, namespace, streams
 
     _setup_privateuseone_for_python_backend("tpu", module)
     dispatcher.install()
-    for part in (amp, layouts, generator, streams, storage, accelerator, namespace):
+    for part in (amp, generator, streams, storage, accelerator, namespace):
         part.install()
     torch.backends.tpu = backends  # type: ignore[attr-defined]
     sys.modules["torch.backends.tpu"] = backends

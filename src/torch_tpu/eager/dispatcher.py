@@ -53,6 +53,7 @@ def load() -> None:
             ctc,
             data_dependent,
             grouped_matmul,
+            layouts,
             linalg,
             norm,
             random,

@@ -22,8 +22,7 @@ def _refuse(key: str) -> Any:
     return kernel
 
 
-def install() -> None:
-    for key in _INSTEAD:
-        library = torch.library.Library("_", "IMPL")
-        library.fallback(_refuse(key), key)
-        _libraries.append(library)
+for _key in _INSTEAD:
+    _library = torch.library.Library("_", "IMPL")
+    _library.fallback(_refuse(_key), _key)
+    _libraries.append(_library)
