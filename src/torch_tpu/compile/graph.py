@@ -6,6 +6,7 @@ counted) between two segments.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -195,25 +196,29 @@ class Graph:
         self.steps = self._split(body, options)
 
     def _split(self, body: list[Node], options: Options) -> list[Any]:
-        groups: list[list[Node]] = []
+        groups: list[tuple[bool, list[Node]]] = []
+        place: dict[Node, int] = {}
         eager: list[str] = []
         for node in body:
-            supported = lower.supports(node)
-            if not supported:
+            compiled = lower.supports(node)
+            if node.target is operator.getitem:
+                # A part of several results is taken where they are made: inside their segment, or in Python.
+                source = place.get(node.args[0])
+                compiled = source is not None and source == len(groups) - 1 and groups[source][0]
+            elif not compiled:
                 eager.append(str(node.target))
-                groups.append([node])
-            elif groups and lower.supports(groups[-1][0]):
-                groups[-1].append(node)
-            else:
-                groups.append([node])
+            if not (compiled and groups and groups[-1][0]):
+                groups.append((compiled, []))
+            groups[-1][1].append(node)
+            place[node] = len(groups) - 1
         if eager:
             warnings.warn(
                 f"torch.compile(backend='tpu'): {self.name} is cut into {len(groups)} pieces, since these operators "
                 f"have no lowering and run between them: {', '.join(sorted(set(eager)))}", RuntimeWarning, stacklevel=2)
         wanted = {node for node in lower.leaves(self.returned)}
         steps: list[Any] = []
-        for number, group in enumerate(groups):
-            if not lower.supports(group[0]):
+        for number, (compiled, group) in enumerate(groups):
+            if not compiled:
                 steps.append(group[0])
                 continue
             inside = set(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -104,12 +105,19 @@ def get() -> Client:
             if _client is None:
                 begin = time.perf_counter()
                 _client = Client()
+                # XLA's threads must not be at work when the interpreter takes the process down: it would abort.
+                atexit.register(synchronize_at_exit)
                 started_in = time.perf_counter() - begin
     return _client
 
 
 def started() -> bool:
     return _client is not None
+
+
+def synchronize_at_exit() -> None:
+    if _client is not None:
+        _client.synchronize()
 
 
 def synchronize() -> None:
