@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from processes import python
 from torch import nn
 
 
@@ -142,3 +143,20 @@ def test_pinned_memory():
     assert [batch.tolist() for batch in batches] == [[0, 1, 2], [3]]
     with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
         torch.ones(2, device="tpu", pin_memory=True)
+
+
+def test_what_ddp_pins():
+    done = python("""
+        import torch
+        from torch_tpu.integrations import torch_ddp
+        torch_ddp.allow_pinned()
+        made = torch.empty_like(torch.zeros(3, dtype=torch.int32), pin_memory=True)
+        assert made.is_pinned() and made.dtype == torch.int32 and not torch.ones(2).is_pinned()
+        assert made.copy_(torch.arange(3)).tolist() == [0, 1, 2]
+        assert torch.zeros_like(torch.ones(2, 3).t()).stride() == (1, 3)
+        leaf = torch.ones(2, requires_grad=True)
+        (leaf.clone() * torch.zeros_like(leaf).add(2)).sum().backward()
+        assert leaf.grad.tolist() == [2, 2]
+        print(torch.empty_like(made, device="tpu").device)
+    """, "-W", "error")
+    assert done.stdout == "tpu:0\n", done.stderr

@@ -7,9 +7,10 @@ from ..runtime import config
 
 def install() -> None:
     """Registers the adaptations. Imports none of the libraries."""
-    from . import torch_compile, torch_dynamo, torch_modules, torch_tensor
+    from . import torch_compile, torch_ddp, torch_dynamo, torch_modules, torch_tensor
 
     torch_compile.install()
+    torch_ddp.install()
     torch_dynamo.install()
     torch_modules.install()
     torch_tensor.install()

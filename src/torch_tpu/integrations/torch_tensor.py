@@ -34,7 +34,7 @@ def _print_on_host() -> None:
     module._tensor_str = _tensor_str
 
 
-def _other_accelerator() -> bool:
+def other_accelerator() -> bool:
     """Whether this host has another accelerator whose transfers pinning serves."""
     return bool((torch.version.cuda and os.path.exists("/dev/nvidiactl"))
                 or (torch.version.hip and os.path.exists("/dev/kfd")) or torch.version.xpu)
@@ -47,7 +47,7 @@ def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
 
 def _pin_nothing() -> None:
     global _library
-    if not _other_accelerator():
+    if not other_accelerator():
         _library = torch.library.Library("aten", "IMPL")
         _library.impl("_pin_memory", _pin_memory, "CPU")
 

@@ -1,0 +1,60 @@
+"""DistributedDataParallel(find_unused_parameters=True), Trainer's default: its C++ reducer (torch 2.13) makes a pinned
+CPU tensor with empty_like and insists that it says it is pinned. A Python backend has no allocator for pinned memory,
+and PJRT needs none, so from the first such module on an ordinary tensor may call itself pinned.
+
+Only then, because it puts a Python kernel under the CPU's empty_strided (20 microseconds at each clone or zeros_like).
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_library: torch.library.Library | None = None
+
+
+def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, layout: Any = None,
+                   device: Any = None, pin_memory: bool | None = None) -> torch.Tensor:
+    span = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride))
+    made = torch.empty(span, dtype=dtype, device="cpu").as_strided(size, stride)
+    if pin_memory:
+        made.untyped_storage()._tpu_pinned = True  # type: ignore[attr-defined]
+    return made
+
+
+def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+    return getattr(tensor.untyped_storage(), "_tpu_pinned", False)
+
+
+def allow_pinned() -> None:
+    """Lets torch.empty_like and torch.empty_strided take pin_memory=True on the CPU, in ordinary memory (once)."""
+    global _library
+    if _library is not None:
+        return
+    _library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says that the CPU has these kernels already
+        _library.impl("empty_strided", _empty_strided, "CPU", allow_override=True)
+        _library.impl("is_pinned", _is_pinned, "CPU", allow_override=True)
+
+
+def install() -> None:
+    from .torch_tensor import other_accelerator
+
+    if other_accelerator():
+        return
+    kind = torch.nn.parallel.DistributedDataParallel
+    theirs = kind.__init__
+
+    @functools.wraps(theirs)
+    def init(self: Any, module: torch.nn.Module, *args: Any, find_unused_parameters: bool = False,
+             **kwargs: Any) -> None:
+        if find_unused_parameters and any(p.device.type == "tpu" for p in module.parameters()):
+            allow_pinned()
+        theirs(self, module, *args, find_unused_parameters=find_unused_parameters, **kwargs)
+
+    kind.__init__ = init  # type: ignore[method-assign]
