@@ -59,6 +59,7 @@ def load() -> None:
             random,
             ranges,
             rnn,
+            transformer,
             unique,
         )
 
