@@ -7,8 +7,9 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from processes import python
 from torch import nn
+
+from processes import python
 
 bf16, f32 = torch.bfloat16, torch.float32
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from processes import python
 
 USE = "assert torch.ones(2, device='tpu').add(1).tolist() == [2, 2]; print('fine')"

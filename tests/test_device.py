@@ -7,9 +7,9 @@ import time
 
 import pytest
 import torch
-from torch_tpu.device import chips
 
 from processes import python
+from torch_tpu.device import chips
 
 
 def test_the_module_is_importable_under_its_name():
@@ -167,7 +167,7 @@ def test_what_cuda_has_and_tpu_has_not(name, instead):
 
 def test_an_unknown_name():
     with pytest.raises(AttributeError, match="no attribute 'nothing_like_it'"):
-        torch.tpu.nothing_like_it
+        _ = torch.tpu.nothing_like_it
 
 
 def test_fallback_report_counts():

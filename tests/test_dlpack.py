@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+
 import torch_tpu
 from torch_tpu.runtime import dtypes
 from torch_tpu.tensor import buffer
@@ -88,4 +89,4 @@ def test_the_users_jax_is_left_alone():
 
 def test_an_unknown_name():
     with pytest.raises(AttributeError, match="no attribute 'to_numpy'"):
-        torch_tpu.to_numpy
+        _ = torch_tpu.to_numpy

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from processes import python
 from torch_tpu import cli, doctor
 from torch_tpu.runtime import config

@@ -12,21 +12,23 @@ import torch
 # The one for the reader: what was there when these doors were last tried.
 TRIED = "torch 2.13.0, jax 0.10.2"
 
-TORCH_NAMES = """
-_C._from_dlpack _C.DispatchKeySet _C.DispatchKey.Meta _C.DispatchKey.AutocastPrivateUse1 _C._ExcludeDispatchKeyGuard
-_C._acc.register_python_privateuseone_hook _C._acc.register_python_privateuseone_device_guard
-_C._get_privateuse1_backend_name _C._dispatch_has_kernel_for_dispatch_key _C._DisableTorchDispatch
-_C.StorageBase.__new__ _C.TensorBase.data _C.Generator _C._get_accelerator
-utils.backend_registration._setup_privateuseone_for_python_backend _register_device_module
-UntypedStorage.copy_ UntypedStorage.resize_ UntypedStorage.fill_ UntypedStorage._write_file
-UntypedStorage._set_from_file UntypedStorage._byteswap UntypedStorage._share_fd_cpu_
-UntypedStorage._share_filename_cpu_ UntypedStorage.__getitem__ UntypedStorage.__setitem__ UntypedStorage.new
-accelerator.device_index accelerator.memory.memory_stats accelerator.memory.get_memory_info accelerator.memory.empty_cache
-accelerator.synchronize accelerator.current_stream accelerator.set_stream accelerator.set_device_index
-_tensor_str._tensor_str Tensor.__dlpack__ Tensor.__dlpack_device__ Tensor._use_count nn.Module._apply
-nn.RNNBase._init_flat_weights __future__.set_swap_module_params_on_conversion utils.swap_tensors
-library.fallthrough_kernel set_autocast_dtype
-""".split()
+TORCH_NAMES = [
+    "_C._from_dlpack", "_C.DispatchKeySet", "_C.DispatchKey.Meta", "_C.DispatchKey.AutocastPrivateUse1",
+    "_C._ExcludeDispatchKeyGuard", "_C._acc.register_python_privateuseone_hook",
+    "_C._acc.register_python_privateuseone_device_guard", "_C._get_privateuse1_backend_name",
+    "_C._dispatch_has_kernel_for_dispatch_key", "_C._DisableTorchDispatch", "_C.StorageBase.__new__",
+    "_C.TensorBase.data", "_C.Generator", "_C._get_accelerator",
+    "utils.backend_registration._setup_privateuseone_for_python_backend", "_register_device_module",
+    "UntypedStorage.copy_", "UntypedStorage.resize_", "UntypedStorage.fill_", "UntypedStorage._write_file",
+    "UntypedStorage._set_from_file", "UntypedStorage._byteswap", "UntypedStorage._share_fd_cpu_",
+    "UntypedStorage._share_filename_cpu_", "UntypedStorage.__getitem__", "UntypedStorage.__setitem__",
+    "UntypedStorage.new", "accelerator.device_index", "accelerator.memory.memory_stats",
+    "accelerator.memory.get_memory_info", "accelerator.memory.empty_cache", "accelerator.synchronize",
+    "accelerator.current_stream", "accelerator.set_stream", "accelerator.set_device_index",
+    "_tensor_str._tensor_str", "Tensor.__dlpack__", "Tensor.__dlpack_device__", "Tensor._use_count",
+    "nn.Module._apply", "nn.RNNBase._init_flat_weights", "__future__.set_swap_module_params_on_conversion",
+    "utils.swap_tensors", "library.fallthrough_kernel", "set_autocast_dtype",
+]
 
 
 @pytest.mark.parametrize("name", TORCH_NAMES)
@@ -98,6 +100,7 @@ def chip():
 
 def test_x64_is_scoped_to_the_block_and_the_thread():
     import jax
+
     from torch_tpu.runtime import jax_door
 
     seen = []
@@ -128,6 +131,7 @@ def test_dlpack_shares_aligned_memory(chip):
 
 def test_trace_compile_save_load_execute(chip):
     import jax
+
     from torch_tpu.runtime import jax_door
 
     module = jax_door.trace(lambda a, b: [a + b, a * 2], [jax.ShapeDtypeStruct((2,), np.float64)] * 2)

@@ -7,6 +7,7 @@ import stat
 
 import pytest
 import torch
+
 from processes import python
 
 
@@ -24,7 +25,7 @@ def lives_on():
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.filterwarnings("ignore:.*quantiz")
 def test_unsupported_dtypes(make):
-    with pytest.raises((TypeError, NotImplementedError, RuntimeError), match=r"not supported on tpu|convert|dequantize"):
+    with pytest.raises((TypeError, NotImplementedError), match=r"not supported on tpu.*convert"):
         make()
 
 

@@ -9,8 +9,9 @@ import tempfile
 
 import pytest
 import torch
-from processes import python
 from torch import nn
+
+from processes import python
 
 TENSORS = {
     "f32": torch.randn(3, 4), "bf16": torch.randn(5).bfloat16(), "i64": torch.arange(4) * 2**40,

@@ -6,8 +6,9 @@ import weakref
 
 import pytest
 import torch
-from processes import python
 from torch import nn
+
+from processes import python
 
 
 class Tied(nn.Module):
@@ -22,8 +23,10 @@ class Tied(nn.Module):
         return self.head(self.embed(x)) * self.scale
 
 
-MOVES = {"to": lambda m: m.to("tpu"), "tpu": lambda m: m.tpu(), "to device and dtype": lambda m: m.to(
-    "tpu", torch.bfloat16), "to_empty": lambda m: m.to_empty(device="tpu"), "inside": lambda m: nn.Sequential(m).to("tpu")}
+MOVES = {
+    "to": lambda m: m.to("tpu"), "tpu": lambda m: m.tpu(), "to device and dtype": lambda m: m.to("tpu", torch.bfloat16),
+    "to_empty": lambda m: m.to_empty(device="tpu"), "inside": lambda m: nn.Sequential(m).to("tpu"),
+}
 
 
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES.keys())

@@ -19,7 +19,7 @@ class DeviceGenerator(_Native):
     """A source of random numbers for tpu:0."""
 
     def __new__(cls) -> DeviceGenerator:
-        return super().__new__(cls, device="cpu")
+        return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

@@ -50,7 +50,7 @@ class Stream(_NativeStream):
     def wait_stream(self, stream: torch.Stream) -> None:
         """Later work follows that of the other stream: it does anyway."""
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Event | None = None) -> Event:  # type: ignore[override]
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -73,6 +73,10 @@ class Event(_NativeEvent):
         enable_timing: `record` waits for the work before it and notes the host's clock, so `elapsed_time` is exact.
         blocking, interprocess: accepted, without effect.
     """
+
+    _timing: bool
+    _recorded: bool
+    _time: float
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
         made = super().__new__(cls, device="tpu", enable_timing=enable_timing)

@@ -1,5 +1,5 @@
-"""The rules of torch.autocast("tpu"): which operators run in the low precision, which in float32, which in the widest of
-their inputs. They follow PyTorch's lists for CUDA (aten/src/ATen/autocast_mode.h, torch 2.13).
+"""The rules of torch.autocast("tpu"): which operators run in the low precision, which in float32, which in the widest
+of their inputs. They follow PyTorch's lists for CUDA (aten/src/ATen/autocast_mode.h, torch 2.13).
 
 Unlike CUDA's, a weight's low-precision copy is not kept for the region: it would have to outlive no update of the
 weight, XLA fuses the cast into the operator in compiled code, and gradients then add up in float32.
@@ -12,44 +12,53 @@ from typing import Any
 
 import torch
 
-_KEY = torch._C.DispatchKey.AutocastPrivateUse1
+_KEY = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
 _EXCLUDED = torch._C.DispatchKeySet(_KEY)
 
-LOW = """
-_convolution.deprecated _convolution.default conv1d.default conv1d.padding conv2d.default conv2d.padding
-conv3d.default conv3d.padding conv_tbc.default conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input
-convolution.default prelu.default addmm.default addmv.default addr.default matmul.default einsum.default mm.default
-mv.default linalg_vecdot.default linear.default addbmm.default baddbmm.default bmm.default chain_matmul.default
-linalg_multi_dot.default _thnn_fused_lstm_cell.default _thnn_fused_gru_cell.default lstm_cell.default gru_cell.default
-rnn_tanh_cell.default rnn_relu_cell.default _scaled_dot_product_flash_attention.default
-_scaled_dot_product_fused_attention_overrideable.default scaled_dot_product_attention.default _grouped_mm.default
-""".split()
+LOW = [
+    "_convolution.deprecated", "_convolution.default", "conv1d.default", "conv1d.padding", "conv2d.default",
+    "conv2d.padding", "conv3d.default", "conv3d.padding", "conv_tbc.default", "conv_transpose1d.default",
+    "conv_transpose2d.input", "conv_transpose3d.input", "convolution.default", "prelu.default", "addmm.default",
+    "addmv.default", "addr.default", "matmul.default", "einsum.default", "mm.default", "mv.default",
+    "linalg_vecdot.default", "linear.default", "addbmm.default", "baddbmm.default", "bmm.default",
+    "chain_matmul.default", "linalg_multi_dot.default", "_thnn_fused_lstm_cell.default",
+    "_thnn_fused_gru_cell.default", "lstm_cell.default", "gru_cell.default", "rnn_tanh_cell.default",
+    "rnn_relu_cell.default", "_scaled_dot_product_flash_attention.default",
+    "_scaled_dot_product_fused_attention_overrideable.default", "scaled_dot_product_attention.default",
+    "_grouped_mm.default",
+]
 
-FULL = """
-acos.default asin.default cosh.default erfinv.default exp.default expm1.default log.default log10.default log2.default
-log1p.default reciprocal.default rsqrt.default sinh.default tan.default pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar
-softplus.default layer_norm.default native_layer_norm.default group_norm.default frobenius_norm.dim
-nuclear_norm.default nuclear_norm.dim cosine_similarity.default poisson_nll_loss.default cosine_embedding_loss.default
-nll_loss.default nll_loss2d.default nll_loss_nd.default cross_entropy_loss.default hinge_embedding_loss.default
-kl_div.default l1_loss.default smooth_l1_loss.default huber_loss.default mse_loss.default margin_ranking_loss.default
-multilabel_margin_loss.default soft_margin_loss.default triplet_margin_loss.default multi_margin_loss.default
-binary_cross_entropy_with_logits.default dist.default pdist.default cdist.default renorm.default logsumexp.default
-upsample_nearest1d.default _upsample_nearest_exact1d.default upsample_nearest2d.default
-_upsample_nearest_exact2d.default upsample_nearest3d.default _upsample_nearest_exact3d.default
-upsample_linear1d.default upsample_bilinear2d.default _upsample_bilinear2d_aa.default upsample_trilinear3d.default
-upsample_bicubic2d.default _upsample_bicubic2d_aa.default norm.Scalar norm.ScalarOpt_dim norm.names_ScalarOpt_dim
-""".split()
+FULL = [
+    "acos.default", "asin.default", "cosh.default", "erfinv.default", "exp.default", "expm1.default",
+    "log.default", "log10.default", "log2.default", "log1p.default", "reciprocal.default", "rsqrt.default",
+    "sinh.default", "tan.default", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus.default",
+    "layer_norm.default", "native_layer_norm.default", "group_norm.default", "frobenius_norm.dim",
+    "nuclear_norm.default", "nuclear_norm.dim", "cosine_similarity.default", "poisson_nll_loss.default",
+    "cosine_embedding_loss.default", "nll_loss.default", "nll_loss2d.default", "nll_loss_nd.default",
+    "cross_entropy_loss.default", "hinge_embedding_loss.default", "kl_div.default", "l1_loss.default",
+    "smooth_l1_loss.default", "huber_loss.default", "mse_loss.default", "margin_ranking_loss.default",
+    "multilabel_margin_loss.default", "soft_margin_loss.default", "triplet_margin_loss.default",
+    "multi_margin_loss.default", "binary_cross_entropy_with_logits.default", "dist.default", "pdist.default",
+    "cdist.default", "renorm.default", "logsumexp.default", "upsample_nearest1d.default",
+    "_upsample_nearest_exact1d.default", "upsample_nearest2d.default", "_upsample_nearest_exact2d.default",
+    "upsample_nearest3d.default", "_upsample_nearest_exact3d.default", "upsample_linear1d.default",
+    "upsample_bilinear2d.default", "_upsample_bilinear2d_aa.default", "upsample_trilinear3d.default",
+    "upsample_bicubic2d.default", "_upsample_bicubic2d_aa.default", "norm.Scalar", "norm.ScalarOpt_dim",
+    "norm.names_ScalarOpt_dim",
+]
 
 # float32 results by the operator's own dtype argument, where it is not given.
-FULL_BY_DTYPE = """
-prod.default prod.dim_int softmax.int log_softmax.int cumprod.default cumsum.default linalg_vector_norm.default
-linalg_matrix_norm.default linalg_matrix_norm.str_ord sum.default sum.dim_IntList
-""".split()
+FULL_BY_DTYPE = [
+    "prod.default", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod.default", "cumsum.default",
+    "linalg_vector_norm.default", "linalg_matrix_norm.default", "linalg_matrix_norm.str_ord", "sum.default",
+    "sum.dim_IntList",
+]
 
-WIDEST = """
-addcdiv.default addcmul.default atan2.default bilinear.default cross.default dot.default vdot.default
-grid_sampler.default index_put.default tensordot.default scatter_add.default cat.default stack.default
-""".split()
+WIDEST = [
+    "addcdiv.default", "addcmul.default", "atan2.default", "bilinear.default", "cross.default", "dot.default",
+    "vdot.default", "grid_sampler.default", "index_put.default", "tensordot.default", "scatter_add.default",
+    "cat.default", "stack.default",
+]
 
 REFUSED = {
     "binary_cross_entropy.default":

@@ -6,9 +6,10 @@ from typing import Any, NoReturn
 
 import torch
 
+_SPARSE = "sparse tensors are not supported on tpu; keep them on the CPU, or convert with .to_dense()"
 _INSTEAD = {
-    "SparsePrivateUse1": "sparse tensors are not supported on tpu; keep them on the CPU, or convert with .to_dense()",
-    "SparseCsrPrivateUse1": "sparse tensors are not supported on tpu; keep them on the CPU, or convert with .to_dense()",
+    "SparsePrivateUse1": _SPARSE,
+    "SparseCsrPrivateUse1": _SPARSE,
     "QuantizedPrivateUse1": "PyTorch's quantized tensors are not supported on tpu (XLA has no such type); convert with "
                             ".dequantize(), or keep int8 values and their scales as two tensors",
 }

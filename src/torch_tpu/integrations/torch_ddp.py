@@ -8,6 +8,7 @@ Only then, because it puts a Python kernel under the CPU's empty_strided (20 mic
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -51,10 +52,10 @@ def install() -> None:
     theirs = kind.__init__
 
     @functools.wraps(theirs)
-    def init(self: Any, module: torch.nn.Module, *args: Any, find_unused_parameters: bool = False,
-             **kwargs: Any) -> None:
-        if find_unused_parameters and any(p.device.type == "tpu" for p in module.parameters()):
+    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        wanted = inspect.signature(theirs).bind(self, module, *args, **kwargs).arguments
+        if wanted.get("find_unused_parameters") and any(p.device.type == "tpu" for p in module.parameters()):
             allow_pinned()
-        theirs(self, module, *args, find_unused_parameters=find_unused_parameters, **kwargs)
+        theirs(self, module, *args, **kwargs)
 
     kind.__init__ = init  # type: ignore[method-assign]

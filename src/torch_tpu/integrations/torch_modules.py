@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 _Parameter = torch.nn.Parameter
-_data = torch._C.TensorBase.data
+_data: Any = torch._C.TensorBase.data
 
 
 class _Moving(threading.local):
@@ -55,7 +55,7 @@ def _swappable(parameter: torch.Tensor) -> bool:
     """Whether torch.utils.swap_tensors will take it: no weak reference, no graph that still needs it."""
     import weakref
 
-    return not weakref.getweakrefs(parameter) and parameter._use_count() <= 2
+    return not weakref.getweakrefs(parameter) and parameter._use_count() <= 2  # type: ignore[attr-defined]
 
 
 def _move(theirs: Callable[..., Any], module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor],

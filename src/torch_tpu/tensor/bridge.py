@@ -49,9 +49,9 @@ def from_jax(array: Any) -> torch.Tensor:
         ValueError: the array lies on another device, or is spread over several.
     """
     if isinstance(array, jax.core.Tracer):
-        raise TypeError("from_jax takes an array with a value, not one that JAX is tracing (inside jax.jit or jax.grad)")
+        raise TypeError("from_jax takes an array with a value, not one that JAX is tracing (in jax.jit or jax.grad)")
     if not isinstance(array, jax.Array):
-        raise TypeError(f"from_jax takes a jax.Array, got a {type(array).__name__}; use torch.as_tensor for other arrays")
+        raise TypeError(f"from_jax takes a jax.Array, got a {type(array).__name__}; torch.as_tensor takes others")
     chip = client.get().device
     if array.is_deleted():
         raise ValueError("from_jax: the array was deleted or donated")

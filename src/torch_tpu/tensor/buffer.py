@@ -39,7 +39,7 @@ class Buffer:
     def array(self) -> Any:
         if self._array is None:
             if self._size == 0:
-                raise RuntimeError("this tensor's storage was resized to 0 bytes (tensor.untyped_storage().resize_(0)); "
+                raise RuntimeError("this tensor's storage was resized to 0 bytes (untyped_storage().resize_(0)); "
                                    "resize it back before using the tensor")
             if self._host is None:
                 self._array = _zeros(self.shape, self.dtype)

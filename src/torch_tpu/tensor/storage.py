@@ -1,5 +1,5 @@
-"""torch.UntypedStorage on the device. PyTorch (2.13) allocates, copies and reads a storage's bytes in C++, at an address
-that means nothing here (it ends the process); these methods work on the storage's buffer instead, and leave the
+"""torch.UntypedStorage on the device. PyTorch (2.13) allocates, copies and reads a storage's bytes in C++, at an
+address that means nothing here (it ends the process); these methods work on the storage's buffer instead, and leave the
 storages of other devices to PyTorch's own.
 
 Without JAX until a device storage is used.
