@@ -46,7 +46,7 @@ class Segment:
         self.options = options
         self.keys = sum(1 for node in nodes if lower.is_random(node))
         # In graph order: the program's text, and so its key in the disk cache, must not depend on hashes.
-        self.mutated = list(dict.fromkeys(node.args[0] for node in nodes if lower.is_mutation(node)))
+        self.mutated = list(dict.fromkeys(lower.argument(node, 0) for node in nodes if lower.is_mutation(node)))
         self.mutated_at = [inputs.index(node) for node in self.mutated]
         self.direct = {node: found for node in outputs if (found := lower.view_of_input(node, set(self.mutated)))}
         # With fixed sizes, Dynamo's guards have checked them; only offsets and memory remain to be compared.
@@ -97,7 +97,7 @@ class Segment:
             if isinstance(value, Tensor):
                 held = buffer.of(value)
                 assert held is not None
-                view = views.View(tuple(value.shape), value.stride(), value.storage_offset())
+                view = views.of(value)
                 windows.append((memo[id(held)], view, dtypes.to_numpy(value.dtype)))
             else:
                 windows.append(None)
@@ -203,7 +203,7 @@ class Graph:
             compiled = lower.supports(node)
             if node.target is operator.getitem:
                 # A part of several results is taken where they are made: inside their segment, or in Python.
-                source = place.get(node.args[0])
+                source = place.get(lower.argument(node, 0))
                 compiled = source is not None and source == len(groups) - 1 and groups[source][0]
             elif not compiled:
                 eager.append(str(node.target))

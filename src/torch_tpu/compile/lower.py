@@ -10,7 +10,7 @@ import torch
 
 from ..lowering import promotion, table
 from ..runtime import dtypes
-from ..tensor import views
+from ..tensor import buffer, views
 
 Node = torch.fx.Node
 aten = torch.ops.aten
@@ -19,9 +19,14 @@ _SYMBOLIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operat
              operator.neg, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
              operator.and_, operator.or_, operator.not_, math.ceil, math.floor, math.trunc, min, max,
              torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_ite}
-_SIZES = {"aten.sym_size.int": lambda x, d: x.shape[d], "aten.sym_numel.default": lambda x: math.prod(x.shape)}
+_SIZES: dict[str, Any] = {"aten.sym_size.int": lambda x, d: x.shape[d], "aten.sym_numel.default": lambda x: math.prod(x.shape)}
 _CHECKS = {"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_tensor_metadata.default",
            "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"}
+
+
+def argument(node: Node, position: int) -> Any:
+    """A node's positional argument."""
+    return node.args[position]
 
 
 def name_of(node: Node) -> str:
@@ -46,7 +51,7 @@ def supports(node: Node) -> bool:
         return True
     name = name_of(node)
     return table.find(name) is not None or name in _SIZES or name in _CHECKS or \
-        (is_mutation(node) and node.args[0].op == "placeholder")
+        (is_mutation(node) and argument(node, 0).op == "placeholder")
 
 
 def leaves(value: Any) -> list[Node]:
@@ -57,7 +62,7 @@ def leaves(value: Any) -> list[Node]:
 
 def view_of_input(node: Node, mutated: set[Any]) -> Node | None:
     """The placeholder an output is a plain window on; None when it takes computation."""
-    at = node
+    at: Any = node
     while at.op == "call_function":
         schema = getattr(at.target, "_schema", None)
         if schema is None or not schema.returns or len(schema.returns) != 1:
@@ -81,7 +86,8 @@ def view_of_input(node: Node, mutated: set[Any]) -> Node | None:
 def run_eagerly(node: Node, environment: dict[Node, Any]) -> Any:
     """Runs a node that has no lowering, with torch tensors."""
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: environment[n])
-    return node.target(*args, **kwargs)
+    target: Any = node.target
+    return target(*args, **kwargs)
 
 
 class Run:
@@ -110,19 +116,20 @@ class Run:
         return argument
 
     def _node(self, node: Node) -> Any:
-        target = node.target
+        target: Any = node.target
         if target is operator.getitem:
-            return self.environment[node.args[0]][node.args[1]]
+            return self.environment[argument(node, 0)][argument(node, 1)]
         args = [self._value(a) for a in node.args]
         if target in _SYMBOLIC:
-            return target(*args)
+            symbolic: Any = target
+            return symbolic(*args)
         name = name_of(node)
         if name in _SIZES:
             return _SIZES[name](*args)
         if name in _CHECKS:
             return None
         if is_mutation(node):
-            self.mutations[node.args[0]] = self.environment[node.args[0]] = args[1]
+            self.mutations[argument(node, 0)] = self.environment[argument(node, 0)] = args[1]
             return args[1]
         if name == "aten.as_strided.default":
             return self._as_strided(node, args)
@@ -138,11 +145,9 @@ class Run:
 
     def _as_strided(self, node: Node, args: list[Any]) -> Any:
         """Strides are meant in the memory of the argument, which here is known only for dense tensors."""
-        source = node.args[0].meta["val"]
+        source = argument(node, 0).meta["val"]
         size, stride = tuple(args[1]), tuple(args[2])
-        offset = args[3] if len(args) > 3 and args[3] is not None else node.kwargs.get("storage_offset")
-        from ..tensor import buffer
-
+        offset: Any = args[3] if len(args) > 3 and args[3] is not None else node.kwargs.get("storage_offset")
         order = buffer.dense_order(args[0].shape, tuple(int(s) for s in source.stride()))
         if order is None:
             raise NotImplementedError("as_strided of a tensor with gaps in memory")

@@ -19,7 +19,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor with a device tensor's values, contiguous; waits for them."""
     held = buffer.of(tensor)
     assert held is not None
-    whole = views.View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    whole = views.of(tensor)
     if held.shape == whole.sizes and tensor.is_contiguous() and tensor.dtype == torch_dtype(held):
         return transfer.to_host(held.array())
     base = transfer.to_host(held.array()).view(-1)
@@ -66,7 +66,7 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     if there is None:
         if source.device.type != "cpu":
             raise execute.mixed_devices(source, aten.copy_.default)
-        window = views.View(tuple(target.shape), target.stride(), target.storage_offset())
+        window = views.of(target)
         if overlap.expanded(target):
             raise overlap.inner()
         value = source.to(target.dtype)

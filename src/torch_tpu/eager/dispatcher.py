@@ -99,11 +99,11 @@ def _register() -> None:
         for candidate in (packet, packet + "_", stem, stem + "_"):
             packets[(namespace, candidate)] = None
     for namespace, packet_name in packets:
-        packet = getattr(getattr(torch.ops, namespace), packet_name, None)
-        if packet is None:
+        found = getattr(getattr(torch.ops, namespace), packet_name, None)
+        if found is None:
             continue
-        for which in packet.overloads():
-            op = getattr(packet, which)
+        for which in found.overloads():
+            op = getattr(found, which)
             name = str(op)
             if name in done or not _takes_kernel(_qualified(op)):
                 continue

@@ -92,8 +92,6 @@ class Call:
         if value is None:
             self.key.append(None)
             return
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            value = value.node.guard_int("", 0) if isinstance(value, torch.SymInt) else float(value)
         kind = type(value)
         self.key.append(kind)
         self.numbers.append((value, _NUMBER_KIND[kind], True))
@@ -190,8 +188,8 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
         _resize_outputs(targets, compiled)
         return run(plan, args, kwargs, key)
     arrays = [held.array() for held in call.buffers]
-    for value, kind, _ in call.numbers:
-        arrays.append(transfer.scalar(value, kind))
+    for number, dtype, _ in call.numbers:
+        arrays.append(transfer.scalar(number, dtype))
     if key is not None:
         arrays.append(key)
     outputs = compiled.program(arrays)
@@ -306,7 +304,7 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
     overlap.check(plan, given, targets)
     target_views = []
     for tensor in targets:
-        view = views.View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        view = views.of(tensor)
         target_views.append((call.memo[id(buffer.of(tensor))], view, dtypes.to_numpy(tensor.dtype)))
     count = len(call.buffers)
     numbers = len(call.numbers)

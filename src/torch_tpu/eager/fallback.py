@@ -99,7 +99,8 @@ def _through_functional(op: Any, functional: Any, mutable: list[str], args: tupl
                         kwargs: dict[str, Any]) -> Any:
     given = dict(zip([a.name for a in op._schema.arguments], args))
     given.update(kwargs)
-    positional, named = [], {}
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
     for argument in functional._schema.arguments:
         if argument.name in given:
             if argument.kwarg_only or len(positional) < [a.name for a in functional._schema.arguments].index(

@@ -23,7 +23,7 @@ def call(fn: Callable[..., Sequence[Any]], *tensors: torch.Tensor) -> list[torch
         if found is None:
             raise RuntimeError(f"{fn.__name__}: expected a tpu tensor, got one on {tensor.device}")
         held.append(found)
-        windows.append((views.View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset()),
+        windows.append((views.of(tensor),
                         dtypes.to_numpy(tensor.dtype)))
     key = (fn, *((h.shape, h.dtype, *window) for h, window in zip(held, windows)))
     program = _programs.get(key)

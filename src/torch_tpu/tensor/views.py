@@ -26,6 +26,11 @@ class View:
     offset: int
 
 
+def of(tensor: Any) -> View:
+    """The window a torch tensor is on its storage."""
+    return View(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
 @dataclass(frozen=True)
 class Chain:
     """reshape to `factors`, slice, transpose by `order`, reshape to `core`, broadcast to the sizes."""
