@@ -111,10 +111,10 @@ def resize_(tensor: torch.Tensor, size: Sequence[int], *,
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
         strides = torch.empty(sizes, device="meta", memory_format=memory_format).stride()
     storage = tensor.untyped_storage()
-    needed = (tensor.storage_offset() + math.prod(sizes)) * tensor.element_size()
+    needed = (int(tensor.storage_offset()) + math.prod(sizes)) * tensor.element_size()
     if needed > storage.nbytes():
         storage = grow(tensor, needed)
-    return torch_door.set_storage(tensor, storage, tensor.storage_offset(), sizes, strides)
+    return torch_door.set_storage(tensor, storage, int(tensor.storage_offset()), sizes, strides)
 
 
 @kernel("aten._resize_output_.default")
@@ -168,7 +168,7 @@ def _lay(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, sizes
 
 @kernel("aten.set_.source_Tensor")
 def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    return torch_door.set_storage(tensor, source.untyped_storage(), source.storage_offset(), tuple(source.shape),
+    return torch_door.set_storage(tensor, source.untyped_storage(), int(source.storage_offset()), tuple(source.shape),
                                   source.stride())
 
 

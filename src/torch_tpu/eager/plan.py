@@ -52,6 +52,10 @@ def _is_write(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
+def _alias(value: Any) -> tuple[str, ...]:
+    return tuple(sorted(value.alias_info.before_set))
+
+
 def mutable_arguments(op: OpOverload) -> list[str]:
     return [a.name for a in op._schema.arguments if _is_write(a)]
 
@@ -134,12 +138,12 @@ def make(op: OpOverload) -> Plan | None:
             return None
         writes = tuple((argument, first + i) for i, argument in enumerate(mutable))
         fresh = tuple(range(first))
-    aliases = {tuple(sorted(a.alias_info.before_set)): a.name for a in schema.arguments if _is_write(a)}
+    aliases = {_alias(a): a.name for a in schema.arguments if _is_write(a)}
     returns: list[tuple[str, Any]] = []
     position = 0
     for value in schema.returns:
         if value.alias_info is not None and value.alias_info.is_write:
-            returns.append(("argument", aliases[tuple(sorted(value.alias_info.before_set))]))
+            returns.append(("argument", aliases[_alias(value)]))
         else:
             returns.append(("fresh", position))
             position += 1

@@ -48,7 +48,7 @@ def torch_dtype(x: Any) -> torch.dtype:
 
 def result_dtype(*xs: Any) -> torch.dtype:
     """torch.result_type of JAX values and numbers."""
-    ranks: list[torch.dtype | None] = [None, None, None]
+    ranks: list[Any] = [None, None, None]
     for x in xs:
         if x is None:
             continue
@@ -74,7 +74,7 @@ def _lift(result: torch.dtype, dtype: torch.dtype) -> torch.dtype:
         torch.float64: torch.complex128}.get(result, torch.complex64)
 
 
-def cast(x: Any, dtype: torch.dtype | np.dtype) -> Any:
+def cast(x: Any, dtype: Any) -> Any:
     """A JAX array of exactly this dtype (strong, not weak). Float to integer wraps as C does, as on the CPU."""
     want = dtypes.to_numpy(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype)
     if isinstance(x, _NUMBERS):
