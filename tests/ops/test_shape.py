@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
 from conftest import compare, compare_grad
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
@@ -30,7 +31,8 @@ def test_rearranging(dtype):
     x = values(2, 4, 6, dtype=dtype)
     compare(lambda x: (x.repeat(2, 1, 3, 1), x.tile(2), x.repeat(1, 0, 1), x.roll(2), x.roll((1, -2), (0, 2)),
                        x.flip(0, -1), x.rot90(1, (1, 2)), x.rot90(3, (0, 2))), x)
-    compare(lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2), F.channel_shuffle(x, 2)), values(1, 4, 2, 6, dtype=dtype))
+    compare(lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2), F.channel_shuffle(x, 2)),
+            values(1, 4, 2, 6, dtype=dtype))
     compare(lambda x: [torch.diag_embed(x, o, 0, -1) for o in (0, 2, -1)], x)
 
 
@@ -50,7 +52,8 @@ def test_negative_padding_crops():
 
 def test_patches():
     x = values(2, 3, 6, 7)
-    for options in ({"kernel_size": 2}, {"kernel_size": (2, 3), "dilation": (1, 2), "padding": (1, 2), "stride": (2, 1)}):
+    uneven = {"kernel_size": (2, 3), "dilation": (1, 2), "padding": (1, 2), "stride": (2, 1)}
+    for options in ({"kernel_size": 2}, uneven):
         compare(lambda x, o=options: F.unfold(x, **o), x)
     compare_grad(lambda x: F.fold(F.unfold(x, 3, padding=1), (6, 7), 3, padding=1) ** 2, x)
 
@@ -78,8 +81,8 @@ def test_memory_formats(form):
     def run(x):
         y = x.contiguous(memory_format=form)
         y[:, 1] = 2
-        return (y, y.clone(), y.clone(memory_format=torch.contiguous_format), y.contiguous(), y + 1, y.to(torch.bfloat16),
-                torch.zeros_like(y), y.relu(), y * x, y.sum(1), y[:, 1:] + 1)
+        return (y, y.clone(), y.clone(memory_format=torch.contiguous_format), y.contiguous(), y + 1,
+                y.to(torch.bfloat16), torch.zeros_like(y), y.relu(), y * x, y.sum(1), y[:, 1:] + 1)
 
     x = values(*shape)
     for w, g in zip(run(x.clone()), run(x.to("tpu"))):

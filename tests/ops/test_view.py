@@ -9,14 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+
 from conftest import compare
 
 X = torch.arange(120.0).view(2, 3, 4, 5)
 
 # lowering, arguments after the tensor; the torch operator of the same name is the oracle
 FUNCTIONAL = [
-    ("view.default", [6, -1]), ("permute.default", [3, 0, -2, 1]), ("transpose.int", 1, -1), ("expand.default", [7, -1, 3, 4, 5]),
-    ("slice.Tensor", 2, 1, 99, 2), ("slice.Tensor", -1, -3, None, 1), ("slice.Tensor", 0, 5, 9, 1), ("select.int", -1, -2),
+    ("view.default", [6, -1]), ("permute.default", [3, 0, -2, 1]), ("transpose.int", 1, -1),
+    ("expand.default", [7, -1, 3, 4, 5]),
+    ("slice.Tensor", 2, 1, 99, 2), ("slice.Tensor", -1, -3, None, 1), ("slice.Tensor", 0, 5, 9, 1),
+    ("select.int", -1, -2),
     ("unsqueeze.default", -2), ("squeeze.dims", [0, 1]), ("unfold.default", 3, 2, 2), ("unfold.default", 3, 3, 1),
     ("diagonal.default", 1, 1, 3), ("diagonal.default", -2, 3, 2), ("as_strided.default", [2, 3], [7, 4], 5),
     ("as_strided.default", [3, 3], [1, 1], 2), ("split.Tensor", 2, 3), ("split_with_sizes.default", [1, 3], 2),

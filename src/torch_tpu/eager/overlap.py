@@ -40,7 +40,7 @@ def check(plan: Plan, given: dict[str, Any], targets: list[Tensor]) -> None:
             if not isinstance(tensor, Tensor):
                 continue
             for target in targets:
-                if tensor is target and (not separate or name == "self" and not plan.out):
+                if tensor is target and (not separate or (name == "self" and not plan.out)):
                     continue
                 status = shared(target, tensor)
                 if status == "part" or (separate and status == "all"):

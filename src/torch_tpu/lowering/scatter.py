@@ -55,8 +55,8 @@ def index_put(self, indices, values, accumulate=False):
     # torch drops leading dimensions of size one that the target does not have
     fitted = values.reshape(values.shape[max(values.ndim - len(shape), 0):]) if values.ndim > len(shape) else values
     if any(n not in (1, m) for n, m in zip(reversed(fitted.shape), reversed(shape))):
-        raise RuntimeError(f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing "
-                           f"result of shape {list(shape)}")
+        raise RuntimeError(f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
+                           f"indexing result of shape {list(shape)}")
     values = jnp.broadcast_to(fitted, shape)
     if accumulate:
         return add_at(self, where, values)
