@@ -52,6 +52,7 @@ def load() -> None:
             creation,
             ctc,
             data_dependent,
+            foreach,
             grouped_matmul,
             layouts,
             linalg,

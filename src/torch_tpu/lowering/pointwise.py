@@ -250,13 +250,22 @@ def pow_scalar(self, exponent):
     return power(x, cast(exponent, x.dtype))
 
 
+def logaddexp(a: Any, b: Any) -> Any:
+    if not is_complex(a):
+        return jnp.logaddexp(a, b)
+    # jnp's would bring the phase back to (-pi, pi]; ATen's keeps the greater operand's.
+    small = a.real < b.real
+    low, high = jnp.where(small, a, b), jnp.where(small, b, a)
+    return high + jnp.log1p(jnp.exp(low - high))
+
+
 def _heaviside(x: Any, values: Any) -> Any:
     return jnp.where(x == 0, values, (x > 0).astype(values.dtype))
 
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "maximum": jnp.maximum, "minimum": jnp.minimum, "fmax": jnp.fmax, "fmin": jnp.fmin, "hypot": jnp.hypot,
-    "logaddexp": jnp.logaddexp, "logaddexp2": jnp.logaddexp2, "heaviside": _heaviside, "gcd": jnp.gcd, "lcm": jnp.lcm,
+    "logaddexp": logaddexp, "logaddexp2": jnp.logaddexp2, "heaviside": _heaviside, "gcd": jnp.gcd, "lcm": jnp.lcm,
 }
 for _name, _fn in BINARY.items():
     lowering(f"aten.{_name}.default")(_binary(_fn))
@@ -336,7 +345,7 @@ def nan_to_num(self, nan=None, posinf=None, neginf=None):
 
 @lowering("aten.complex.default")
 def complex_(real, imag):
-    return lax.complex(*jnp.broadcast_arrays(real, imag))
+    return lax.complex(*jnp.broadcast_arrays(wide(real), wide(imag)))  # float16 has no complex type in XLA
 
 
 @lowering("aten.polar.default")

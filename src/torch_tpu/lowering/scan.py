@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from . import dims, promotion
-from .pointwise import is_complex
+from .pointwise import is_complex, logaddexp
 from .reduce import _accumulator as accumulator
 from .table import lowering
 
@@ -28,7 +28,7 @@ def cumprod(self, dim, dtype=None):
 def logcumsumexp(self, dim):
     x = promotion.wide(self)
     if is_complex(x):
-        return dims.along(lambda v, at: lax.associative_scan(jnp.logaddexp, v, axis=at))(x, dim)
+        return dims.along(lambda v, at: lax.associative_scan(logaddexp, v, axis=at))(x, dim)
     # ATen's kernel accumulates in double, and the derivative takes differences of the results.
     return dims.along(lax.cumlogsumexp)(x.astype(jnp.float64), dim)
 
