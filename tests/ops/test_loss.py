@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
 from conftest import compare, compare_grad
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
@@ -18,6 +19,7 @@ REDUCTIONS = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 
 
 @REDUCTIONS
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")  # kl_div's advice
 @pytest.mark.parametrize("fn", [
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
     lambda x, y, reduction: F.kl_div(x, y.abs(), reduction=reduction),

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from conftest import compare, compare_grad
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
@@ -57,7 +58,8 @@ def test_0d_tensors_do_not_promote():
 
 @pytest.mark.parametrize("mode", [None, "trunc", "floor"])
 def test_division(mode):
-    compare(lambda a, b: torch.div(a, b, rounding_mode=mode), torch.tensor([7, -7, 7, -7]), torch.tensor([2, 2, -2, -2]))
+    compare(lambda a, b: torch.div(a, b, rounding_mode=mode), torch.tensor([7, -7, 7, -7]),
+            torch.tensor([2, 2, -2, -2]))
     compare(lambda a, b: torch.div(a, b, rounding_mode=mode),
             torch.tensor([7.5, -7.5, math.inf, 0.1, 1.0, -0.0]), torch.tensor([2.0, 2.0, 1.0, 0.1, 0.0, 3.0]), rtol=0)
 
@@ -139,7 +141,7 @@ def test_in_place_and_out():
     compare(lambda x, out: torch.exp(x, out=out), torch.randn(3), torch.empty(3))
     compare(lambda x, out: torch.add(x, x, alpha=3, out=out), torch.randn(3), torch.empty(3, dtype=torch.float64))
     with pytest.raises(RuntimeError, match="can't be cast"):
-        torch.ones(2, dtype=torch.int64, device="tpu").add_(0.5)
+        torch.ones(2, dtype=torch.int64, device="tpu").mul_(0.5)
 
 
 def test_narrow_floats_round_once():
@@ -158,8 +160,8 @@ def test_complex():
 
 
 @pytest.mark.parametrize("name", [
-    "relu", "relu6", "silu", "gelu", "mish", "elu", "selu", "celu", "hardtanh", "hardswish", "hardsigmoid", "hardshrink",
-    "leaky_relu", "logsigmoid", "softplus", "softshrink", "softsign", "tanhshrink", "glu"])
+    "relu", "relu6", "silu", "gelu", "mish", "elu", "selu", "celu", "hardtanh", "hardswish", "hardsigmoid",
+    "hardshrink", "leaky_relu", "logsigmoid", "softplus", "softshrink", "softsign", "tanhshrink", "glu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_activations(name, dtype):
     fn = getattr(torch.nn.functional, name)

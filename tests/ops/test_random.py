@@ -55,6 +55,12 @@ def test_other_distributions():
     torch.testing.assert_close(p.sum(-1), torch.ones(N))
 
 
+def test_reparametrised_gamma():
+    a = torch.full((N,), 3.0, device="tpu", requires_grad=True)
+    torch.distributions.Gamma(a, 1.0).rsample().sum().backward()
+    near(a.grad.cpu(), 1.0, 1.0)  # the mean of Gamma(a, 1) is a
+
+
 def test_bernoulli():
     near(draw(lambda t: t.bernoulli_(0.3)), 0.3, 0.46)
     near(draw(lambda t: torch.bernoulli(t.fill_(0.7))), 0.7, 0.46)

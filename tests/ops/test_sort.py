@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from conftest import compare, compare_grad
 
 pytestmark = pytest.mark.usefixtures("no_fallback")

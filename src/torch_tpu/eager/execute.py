@@ -288,6 +288,12 @@ def rebuild(plan: Plan, given: dict[str, Any], call: Call, tensor: Any, number: 
     return positional, named
 
 
+def _check_cast(result: Tensor, target: Tensor) -> None:
+    if not torch.can_cast(result.dtype, target.dtype):
+        raise RuntimeError(f"result type {_name(result.dtype)} can't be cast to the desired output type "
+                           f"{_name(target.dtype)}")
+
+
 def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
            random: bool) -> Compiled | list[Layout]:
     expected = oracle.expect(plan, given)
@@ -298,9 +304,9 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
         if len(metas) == len(targets) and any(t.shape != m.shape for t, m in zip(targets, metas)):
             return [(tuple(m.shape), m.stride()) for m in metas]
         for tensor, meta in zip(targets, metas):
-            if not torch.can_cast(meta.dtype, tensor.dtype):
-                raise RuntimeError(f"result type {_name(meta.dtype)} can't be cast to the desired output type "
-                                   f"{_name(tensor.dtype)}")
+            _check_cast(meta, tensor)
+    elif len(targets) == 1 and not plan.fresh and isinstance(expected, Tensor):
+        _check_cast(expected, targets[0])  # the Meta kernels of in-place forms do not all check
     overlap.check(plan, given, targets)
     target_views = []
     for tensor in targets:

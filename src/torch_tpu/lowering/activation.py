@@ -249,6 +249,13 @@ def glu_backward(grad_output, self, dim):
     return jnp.concatenate([g * s, g * a * s * (1 - s)], dim)
 
 
+@lowering("aten.glu_jvp.default")
+def glu_jvp(glu, x, dx, dim):
+    s = jax.nn.sigmoid(jnp.split(wide(x), 2, dim)[1])
+    da, db = jnp.split(wide(dx), 2, dim)
+    return da * s + wide(glu) * (1 - s) * db
+
+
 def _as(self: Any, dtype: np.dtype | None) -> Any:
     return wide(self if dtype is None else promotion.cast(self, dtype))
 

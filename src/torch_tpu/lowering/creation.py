@@ -163,7 +163,8 @@ def logspace(start, end, steps, base=10.0, dtype=None):
 
 def _spread(start: Any, end: Any, steps: int, kind: np.dtype) -> Any:
     """From both ends to the middle, as ATen does, so that the last value is exact."""
-    wide = kind if kind.kind == "c" else np.dtype(np.float64 if kind.kind in "iub" or kind.itemsize == 8 else np.float32)
+    exact = kind.kind in "iub" or kind.itemsize == 8
+    wide = kind if kind.kind == "c" else np.dtype(np.float64 if exact else np.float32)
     start, end = promotion.cast(start, wide), promotion.cast(end, wide)
     if kind.kind in "iu":
         start, end = jnp.trunc(start), jnp.trunc(end)
@@ -172,7 +173,8 @@ def _spread(start: Any, end: Any, steps: int, kind: np.dtype) -> Any:
     index = jnp.arange(steps)
     # XLA would multiply by the reciprocal of a constant, and miss whole numbers.
     step = (end - start) / lax.optimization_barrier(jnp.asarray(steps - 1, wide))
-    return jnp.where(index < steps // 2, start + step * index.astype(wide), end - step * (steps - 1 - index).astype(wide))
+    return jnp.where(index < steps // 2, start + step * index.astype(wide),
+                     end - step * (steps - 1 - index).astype(wide))
 
 
 @lowering("aten.eye.default")

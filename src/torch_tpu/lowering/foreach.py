@@ -26,8 +26,8 @@ def _map(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in ("abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac",
-              "lgamma", "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin",
-              "sinh", "sqrt", "tan", "tanh", "trunc", "zero", "clone"):
+              "lgamma", "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign",
+              "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "zero", "clone"):
     lowering(f"aten._foreach_{_name}.default")(_map(_of(f"{_name}.default")))
 
 lowering("aten._foreach_copy.default")(_map(_of("copy.default")))

@@ -43,7 +43,7 @@ def _adam(decoupled: bool) -> Callable[..., Any]:
         for i, (param, grad, avg, avg_sq, count) in enumerate(zip(self, grads, exp_avgs, exp_avg_sqs, state_steps)):
             p = wide(param)
             kind = p.dtype
-            rate, b1, b2, decay, e = (_number(v, kind) for v in (lr, beta1, beta2, weight_decay, eps))
+            rate, b2, decay, e = (_number(v, kind) for v in (lr, beta2, weight_decay, eps))
             # 1 - beta and the powers in float64: the CPU kernel takes them in double before the loop.
             n = count.reshape(()).astype(jnp.float64)
             d1, d2 = (promotion.cast(v, jnp.float64).reshape(()) for v in (beta1, beta2))

@@ -105,13 +105,15 @@ FLOAT_UNARY: dict[str, Callable[[Any], Any]] = {
     "log1p": jnp.log1p, "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt, "reciprocal": _reciprocal, "sigmoid": _sigmoid,
     "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan,
     "sinh": jnp.sinh, "cosh": jnp.cosh, "tanh": jnp.tanh, "asinh": jnp.arcsinh, "acosh": jnp.arccosh,
-    "atanh": jnp.arctanh, "sinc": jnp.sinc, "deg2rad": lambda x: x * (np.pi / 180), "rad2deg": lambda x: x * (180 / np.pi),
+    "atanh": jnp.arctanh, "sinc": jnp.sinc, "deg2rad": lambda x: x * (np.pi / 180),
+    "rad2deg": lambda x: x * (180 / np.pi),
 }
 # Results have the argument's own type.
 UNARY: dict[str, Callable[[Any], Any]] = {
     "abs": jnp.abs, "neg": jnp.negative, "sign": sgn, "sgn": sgn, "positive": lambda x: x, "angle": _angle,
     "_conj_physical": jnp.conj, "conj_physical": jnp.conj, "square": jnp.square,
-    "isnan": lambda x: x != x, "isinf": _isinf, "signbit": lambda x: x < 0 if promotion.is_integral(x) else jnp.signbit(x),
+    "isnan": lambda x: x != x, "isinf": _isinf,
+    "signbit": lambda x: x < 0 if promotion.is_integral(x) else jnp.signbit(x),
     "isposinf": lambda x: _isinf(x) & (x > 0), "isneginf": lambda x: _isinf(x) & (x < 0),
     "logical_not": lambda x: x == 0,
     "bitwise_not": jnp.invert,
@@ -148,12 +150,13 @@ def rsub(self, other, alpha=1):
     return _sum(other, self, alpha, jnp.subtract)
 
 
-def _sum(a: Any, b: Any, alpha: Any, fn: Callable[[Any, Any], Any]) -> Any:
-    a, b = operands(a, b)
+def _sum(left: Any, right: Any, alpha: Any, fn: Callable[[Any, Any], Any]) -> Any:
+    a, b = operands(left, right)
     one = isinstance(alpha, int) and alpha == 1
     if is_bool(a):
         return a | (b if one else b & cast(alpha, bool))
-    return fn(a, b if one else b * cast(alpha, a.dtype))
+    # The factor, unlike a scalar operand, is rounded to the result's type, in ATen's CPU kernels.
+    return fn(a, b if one else b * wide(cast(alpha, promotion.result_dtype(left, right))))
 
 
 @lowering("aten._add_relu.Tensor", "aten._add_relu.Scalar")

@@ -182,6 +182,11 @@ def standard_gamma(self, *, key):
     return jax.random.gamma(_key(key), a, a.shape, a.dtype)
 
 
+@lowering("aten._standard_gamma_grad.default")
+def standard_gamma_grad(self, output):
+    return lax.random_gamma_grad(promotion.wide(self), promotion.wide(output))
+
+
 @lowering("aten._sample_dirichlet.default", random=True)
 def sample_dirichlet(self, *, key):
     a = promotion.wide(self)

@@ -15,8 +15,6 @@ from .pointwise import _binary_float, _unary_float
 from .table import lowering
 
 
-
-
 def _digamma(x: Any) -> Any:
     """At the poles: -inf at +0, inf at -0, NaN at the negative integers."""
     pole = jnp.where(jnp.signbit(x), jnp.inf, -jnp.inf).astype(x.dtype)
