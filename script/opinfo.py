@@ -28,7 +28,8 @@ TOLERANCES = {"float16": (2e-3, 2e-3), "bfloat16": (1.6e-2, 1e-2), "float32": (2
 GRADIENT_DTYPES = ("float32", "bfloat16")
 
 POINTWISE = r"""where|clamp(_min|_max)?|lerp|addcmul|addcdiv|isin|complex|polar|frexp|nan_to_num|mvlgamma|polygamma|sgn|
-  threshold|masked_fill|item|fill|zero_|full_like|full|ones|zeros|ones_like|zeros_like|eye|arange|linspace|logspace|tril|
+  threshold|masked_fill|item|fill|zero_|full_like|full|ones|zeros|ones_like|zeros_like|eye|arange|linspace|logspace|
+  tril|
   triu|tril_indices|triu_indices|nn\.functional\.(relu|relu6|silu|gelu|glu|mish|elu|selu|celu|hard\w+|leaky_relu|
   logsigmoid|prelu|rrelu|soft\w+|tanhshrink|threshold|\w*loss|binary_cross_entropy\w*|kl_div|cross_entropy|dropout\w*|
   alpha_dropout|feature_alpha_dropout)|softmax|log_softmax|_softmax_backward_data|masked\.\w*softm\w+|special\..*|
@@ -40,7 +41,8 @@ REDUCTION = r"""sum|nansum|mean|prod|var\w*|std\w*|norm|linalg\.vector_norm|amax
   histogram\w*|bincount|unique\w*|searchsorted|bucketize|sort|msort|topk|dist|quantile|nanquantile|masked\.\w+|
   _upsample_none|sum_to_size|corrcoef|cov|diff|trace|hash_tensor"""
 VIEW = r"""view\w*|reshape\w*|permute\w*|transpose\w*|t|t_copy|T|H|mT|mH|squeeze\w*|unsqueeze\w*|expand\w*|as_strided\w*|
-  narrow\w*|slice\w*|select\w*|split\w*|chunk|unbind\w*|unfold\w*|diag\w*|flatten|unflatten|ravel|movedim|moveaxis|swap\w+|
+  narrow\w*|slice\w*|select\w*|split\w*|chunk|unbind\w*|unfold\w*|diag\w*|flatten|unflatten|ravel|movedim|moveaxis|
+  swap\w+|
   tensor_split|[hvd]split|[hvd]stack|column_stack|stack|cat|block_diag|roll|flip\w*|rot90|repeat|tile|broadcast_\w+|
   contiguous|alias_copy|detach_copy|meshgrid\w*|atleast_\w+|unsafe_\w+|nn\.functional\.(pad|pixel_\w+|unfold|fold|
   channel_shuffle)|constant_pad_nd|resize\w*|new_\w+|empty\w*|cartesian_prod|combinations|linalg\.diagonal"""
@@ -58,7 +60,8 @@ FAMILIES = {name: re.compile("(?:" + re.sub(r"\s+", "", pattern) + r")$") for na
     ("normalization", NORMALIZATION))}
 
 RANDOM = re.compile(r"""(empty\w*|new_empty\w*|rand\w*|bernoulli|multinomial|normal|uniform|cauchy|exponential|geometric|
-  log_normal|nn\.functional\.(\w*dropout\w*|rrelu|fractional_max_pool\w*)|(torch\.)?pca_lowrank|svd_lowrank)$""".replace("\n", "").replace(" ", ""))
+  log_normal|nn\.functional\.(\w*dropout\w*|rrelu|fractional_max_pool\w*)|(torch\.)?pca_lowrank|
+  svd_lowrank)$""".replace("\n", "").replace(" ", ""))
 # Which of several equal values an index names is not defined: the values are compared, of indices the shape.
 TIES = re.compile(r"(m?sort|argsort|topk|kthvalue|mode|(nan)?median|masked\.(nan)?median)$")
 # Results defined up to a sign or phase: OpInfo's own reduction to what is unique is compared.
