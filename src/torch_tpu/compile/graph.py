@@ -18,7 +18,7 @@ import torch
 from ..eager import random
 from ..lowering import context, promotion
 from ..runtime import client, dtypes, executable, jax_door, transfer
-from ..tensor import buffer, torch_door, views
+from ..tensor import buffer, views
 from . import lower
 from .options import Options
 
@@ -31,7 +31,8 @@ class Bound:
     """An executable with what its outputs mean."""
 
     program: executable.Executable
-    outputs: list[Any]  # per segment output: how to make the torch value
+    outputs: list[Any]  # per computed output: how to make the torch value
+    replays: list[Replay]
     written: list[tuple[int, int]]  # (buffer index, output index)
 
 
@@ -48,10 +49,27 @@ class Segment:
         # In graph order: the program's text, and so its key in the disk cache, must not depend on hashes.
         self.mutated = list(dict.fromkeys(lower.argument(node, 0) for node in nodes if lower.is_mutation(node)))
         self.mutated_at = [inputs.index(node) for node in self.mutated]
-        self.direct = {node: found for node in outputs if (found := lower.view_of_input(node, set(self.mutated)))}
+        self.mutations = [node for node in nodes if lower.is_mutation(node)]
+        self.material, self.shared = self._share(outputs)
         # With fixed sizes, Dynamo's guards have checked them; only offsets and memory remain to be compared.
         self.fixed = all(_fixed(node) for node in inputs)
         self.cache: dict[Any, Bound] = {}
+
+    def _share(self, outputs: list[Node]) -> tuple[list[Node], dict[Node, tuple[Node, list[Node]]]]:
+        """Which outputs are computed, and which are windows on an input or on another output: those must alias it,
+        as in eager mode, and cost no device work."""
+        inside = set(self.nodes)
+        unmutated = set(self.inputs) - set(self.mutated)
+        chains = {node: lower.view_chain(node) for node in outputs}
+        users: dict[Node, int] = {}
+        for root, _ in chains.values():
+            users[root] = users.get(root, 0) + 1
+        shared = {node: (root, chain) for node, (root, chain) in chains.items()
+                  if chain and (root in unmutated or root in inside and users[root] > 1)}
+        material = [node for node in outputs if node not in shared]
+        material += [root for root in dict.fromkeys(root for root, _ in shared.values())
+                     if root in inside and root not in material]
+        return material, shared
 
     def __call__(self, values: list[Any]) -> list[Any]:
         buffers: list[buffer.Buffer] = []
@@ -89,7 +107,12 @@ class Segment:
         outputs = bound.program(arrays)
         for index, position in bound.written:
             buffers[index].rebind(outputs[position])
-        return [make(outputs, values) for make in bound.outputs]
+        made = dict(zip(self.material, [make(outputs, values) for make in bound.outputs]))
+        if bound.replays:
+            given = dict(zip(self.inputs, values))
+            for replay in bound.replays:
+                made[replay.node] = replay(made[replay.root] if replay.root in made else given[replay.root])
+        return [made[node] for node in self.outputs]
 
     def _build(self, values: list[Any], buffers: list[buffer.Buffer], memo: dict[int, int]) -> Bound:
         windows: list[Any] = []
@@ -103,10 +126,12 @@ class Segment:
                 windows.append(None)
         written_at = {node: windows[position] for node, position in zip(self.mutated, self.mutated_at)}
         makers: list[Any] = []
+        replays: list[Replay] = []
         written: list[tuple[int, int]] = []
 
         def program(*arrays: Any) -> list[Any]:
             makers.clear()
+            replays.clear()
             written.clear()
             keys = arrays[-1] if self.keys else None
             environment: dict[Node, Any] = {}
@@ -115,11 +140,10 @@ class Segment:
             run = lower.Run(environment, keys)
             run.nodes(self.nodes)
             results: list[Any] = []
-            for node in self.outputs:
-                if node in self.direct:
-                    makers.append(_direct(self.inputs.index(self.direct[node]), node))
-                else:
-                    makers.append(_maker(environment[node], node, results))
+            for node in self.material:
+                makers.append(_maker(environment[node], node, results))
+            for node, (root, chain) in self.shared.items():
+                replays.append(_replay(node, root, chain, environment))
             bases: dict[int, Any] = {}
             for node, (index, view, kind) in written_at.items():
                 value = promotion.cast(run.mutations[node], kind)
@@ -135,7 +159,7 @@ class Segment:
         donate = sorted({index for index, _, _ in written_at.values()
                          if self.options.donate and not buffers[index].shared})
         program_ = executable.build(program, avals, self.name, donate, self.options.xla, graph=True)
-        return Bound(program_, list(makers), list(written))
+        return Bound(program_, list(makers), list(replays), list(written))
 
 
 def _fixed(node: Node) -> bool:
@@ -145,13 +169,27 @@ def _fixed(node: Node) -> bool:
     return not isinstance(value, torch.SymInt)
 
 
-def _direct(position: int, node: Node) -> Any:
-    """An output that is an input, or a window on one: no device work."""
-    meta = node.meta["val"]
-    if node.op == "placeholder":
-        return lambda outputs, values: values[position]
-    size, stride, offset = tuple(meta.shape), meta.stride(), meta.storage_offset()
-    return lambda outputs, values: torch_door.as_strided(values[position], size, stride, offset)
+@dataclass(frozen=True)
+class Replay:
+    """View operators that make an output from the tensor whose memory it shares, with their arguments at this size."""
+
+    node: Node
+    root: Node
+    steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
+
+    def __call__(self, tensor: Tensor) -> Any:
+        value: Any = tensor
+        for target, args, kwargs in self.steps:
+            value = target(value, *args, **kwargs)
+        return value
+
+
+def _replay(node: Node, root: Node, chain: list[Node], environment: dict[Node, Any]) -> Replay:
+    def resolve(value: Any) -> Any:
+        return torch.fx.node.map_arg(value, lambda n: environment[n])
+
+    return Replay(node, root, tuple((step.target, tuple(resolve(step.args[1:])), dict(resolve(step.kwargs)))
+                                    for step in chain))
 
 
 def _maker(value: Any, node: Node, results: list[Any]) -> Any:
@@ -237,6 +275,8 @@ class Graph:
             if isinstance(step, Segment):
                 results = step([environment[node] for node in step.inputs])
                 environment.update(zip(step.outputs, results))
+                for node in step.mutations:
+                    environment[node] = environment[lower.mutation_of(node)]
             else:
                 environment[step] = lower.run_eagerly(step, environment)
         return torch.fx.node.map_arg(self.returned, lambda node: environment[node])

@@ -60,27 +60,44 @@ def leaves(value: Any) -> list[Node]:
     return found
 
 
-def view_of_input(node: Node, mutated: set[Any]) -> Node | None:
-    """The placeholder an output is a plain window on; None when it takes computation."""
+def view_chain(node: Node) -> tuple[Node, list[Node]]:
+    """The node whose memory `node` is a window on, and the view operators between them (none: it has its own)."""
+    chain: list[Node] = []
     at: Any = node
     while at.op == "call_function":
-        schema = getattr(at.target, "_schema", None)
-        if schema is None or not schema.returns or len(schema.returns) != 1:
-            return None
-        alias = schema.returns[0].alias_info
-        if alias is None or alias.is_write or not isinstance(at.args[0], Node):
-            return None
-        at = at.args[0]
-    if at.op != "placeholder" or at in mutated:
-        return None
-    value, base = node.meta.get("val"), at.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor) or value.dtype != base.dtype:
-        return None
-    layout = (*value.shape, *value.stride(), value.storage_offset(), base.storage_offset())
-    if not all(isinstance(n, int) for n in layout) or value.device != base.device:
-        return None
-    # The input's offset in its storage is not part of the graph's guards, so only offset-free inputs qualify.
-    return at if base.storage_offset() == 0 else None
+        source = at.args[0] if at.args else None
+        if at.target is operator.getitem:
+            if not _returns_views(source):
+                break
+        elif not (_returns_views(at) and not _is_list(at) or chain and chain[-1].target is operator.getitem
+                  and chain[-1].args[0] is at):
+            break
+        if not isinstance(source, Node):
+            break
+        chain.append(at)
+        at = source
+    return at, chain[::-1]
+
+
+def _returns(node: Any) -> Any:
+    schema = getattr(node.target, "_schema", None)
+    return schema.returns[0] if schema is not None and len(schema.returns) == 1 else None
+
+
+def _returns_views(node: Any) -> bool:
+    returned = _returns(node)
+    alias = returned.alias_info if returned is not None else None
+    return alias is not None and not alias.is_write
+
+
+def _is_list(node: Any) -> bool:
+    returned = _returns(node)
+    return returned is not None and "List" in str(returned.type)
+
+
+def mutation_of(node: Node) -> Node:
+    """The input that a mutation writes."""
+    return argument(node, 0)
 
 
 def run_eagerly(node: Node, environment: dict[Node, Any]) -> Any:

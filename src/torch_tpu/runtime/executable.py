@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import cache, client, config, errors, jax_door
+from . import cache, client, config, dynamo_door, errors, jax_door
 
 
 @dataclass
@@ -126,7 +126,8 @@ def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Seque
     """
     device = client.get().device
     begin = time.perf_counter()
-    module = jax_door.trace(fn, avals, donate)
+    with dynamo_door.untraced():
+        module = jax_door.trace(fn, avals, donate)
     traced = time.perf_counter()
     xla_options = jax_door.compile_options(device, options)
     disk = cache.disk()
