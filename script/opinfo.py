@@ -41,7 +41,8 @@ REDUCTION = r"""sum|nansum|mean|prod|var\w*|std\w*|norm|linalg\.vector_norm|amax
   histogram\w*|bincount|unique\w*|searchsorted|bucketize|sort|msort|topk|dist|quantile|nanquantile|masked\.\w+|
   _upsample_none|sum_to_size|corrcoef|cov|diff|trace|hash_tensor"""
 VIEW = r"""view\w*|reshape\w*|permute\w*|transpose\w*|t|t_copy|T|H|mT|mH|squeeze\w*|unsqueeze\w*|expand\w*|
-  as_strided\w*|narrow\w*|slice\w*|select\w*|split\w*|chunk|unbind\w*|unfold\w*|diag\w*|flatten|unflatten|ravel|movedim|moveaxis|
+  as_strided\w*|narrow\w*|slice\w*|select\w*|split\w*|chunk|unbind\w*|unfold\w*|diag\w*|flatten|unflatten|ravel|
+  movedim|moveaxis|
   swap\w+|
   tensor_split|[hvd]split|[hvd]stack|column_stack|stack|cat|block_diag|roll|flip\w*|rot90|repeat|tile|broadcast_\w+|
   contiguous|alias_copy|detach_copy|meshgrid\w*|atleast_\w+|unsafe_\w+|nn\.functional\.(pad|pixel_\w+|unfold|fold|
@@ -59,9 +60,8 @@ FAMILIES = {name: re.compile("(?:" + re.sub(r"\s+", "", pattern) + r")$") for na
     ("pointwise", POINTWISE), ("reduction", REDUCTION), ("view", VIEW), ("indexing", INDEXING), ("matmul", MATMUL),
     ("normalization", NORMALIZATION))}
 
-RANDOM = re.compile(r"""(empty\w*|new_empty\w*|rand\w*|bernoulli|multinomial|normal|uniform|cauchy|exponential|geometric|
-  
-  log_normal|nn\.functional\.(\w*dropout\w*|rrelu|fractional_max_pool\w*)|(torch\.)?pca_lowrank|
+RANDOM = re.compile(r"""(empty\w*|new_empty\w*|rand\w*|bernoulli|multinomial|normal|uniform|cauchy|exponential|
+  geometric|log_normal|nn\.functional\.(\w*dropout\w*|rrelu|fractional_max_pool\w*)|(torch\.)?pca_lowrank|
   svd_lowrank)$""".replace("\n", "").replace(" ", ""))
 # Which of several equal values an index names is not defined: the values are compared, of indices the shape.
 TIES = re.compile(r"(m?sort|argsort|topk|kthvalue|mode|(nan)?median|masked\.(nan)?median)$")
