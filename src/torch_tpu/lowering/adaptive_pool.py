@@ -122,6 +122,9 @@ def _fractional_starts(sample, size, count, kernel):
 
 def _fractional(x, kernel, output_size, samples):
     rank = len(kernel)
+    if 0 in x.shape:
+        shape = (*x.shape[:x.ndim - rank], *output_size)
+        return jnp.zeros(shape, x.dtype), jnp.zeros(shape, jnp.int64)
     batched = x if x.ndim == rank + 2 else x[None]
     sizes = batched.shape[2:]
     values, flat = batched, jnp.zeros((1,) * (2 + 2 * rank), jnp.int32)

@@ -20,8 +20,30 @@ def dot(a, b, contract, batch=((), ()), out=None):
     if a.dtype == np.bool_:
         a, b = a.astype(jnp.int32), b.astype(jnp.int32)
     precision = context.precision() if a.dtype == jnp.float32 else None
-    return lax.dot_general(a, b, (contract, batch), precision=precision,
-                           preferred_element_type=accumulator(a.dtype) if out is None else out)
+    out = accumulator(a.dtype) if out is None else out
+    if out != a.dtype and any(a.shape[i] == 1 for i in batch[0]):
+        return _without_single_batches(a, b, contract, batch, out, precision)
+    return lax.dot_general(a, b, (contract, batch), precision=precision, preferred_element_type=out)
+
+
+def _without_single_batches(a, b, contract, batch, out, precision):
+    """XLA:CPU (jaxlib 0.10.2) drops batch dimensions of size 1 after it has chosen who computes a bfloat16 product,
+    and then finds nobody who can: "Unsupported element type for DotThunk"."""
+    shape = [a.shape[i] for i in batch[0]]
+    for x, dims, own in ((a, batch[0], contract[0]), (b, batch[1], contract[1])):
+        shape += [n for i, n in enumerate(x.shape) if i not in dims and i not in own]
+    kept = [(i, j) for i, j in zip(*batch) if a.shape[i] != 1]
+
+    def drop(x, dims, keep, own):
+        gone = [i for i in dims if i not in keep]
+        move = {i: i - sum(g < i for g in gone) for i in range(x.ndim)}
+        return lax.squeeze(x, gone), tuple(move[i] for i in own), tuple(move[i] for i in keep)
+
+    a, contract_a, batch_a = drop(a, batch[0], [i for i, _ in kept], contract[0])
+    b, contract_b, batch_b = drop(b, batch[1], [j for _, j in kept], contract[1])
+    product = lax.dot_general(a, b, ((contract_a, contract_b), (batch_a, batch_b)), precision=precision,
+                              preferred_element_type=out)
+    return product.reshape(shape)
 
 
 def matmul(a, b, out=None):
