@@ -156,3 +156,53 @@ def test_chain_of_views_equals_eager():
         return a.contiguous(), b.flatten(1), torch.cat([a.flatten(), x[3:5]]), x.as_strided((3, 2), (2, 5), 1)
 
     compare(lambda x: torch.compile(f, backend="tpu" if x.device.type == "tpu" else "eager")(x), torch.arange(24.0))
+
+
+def test_cpu_tensor_that_a_graph_mutates_is_written_back():
+    step = torch.zeros(())
+
+    def f(x, step):
+        step.add_(1)
+        return x * step
+
+    compiled = torch.compile(f, backend="tpu")
+    for expected in (1, 2, 3):
+        assert compiled(torch.ones(2).to("tpu"), step).tolist() == [expected] * 2
+        assert step.item() == expected
+
+
+def test_outputs_that_are_windows_on_another_output_alias_it():
+    def f(x):
+        y = x * 2
+        return y, y.t(), y[0], x.view(-1)
+
+    x = torch.arange(6.0).view(2, 3).to("tpu")
+    y, transposed, row, flat = torch.compile(f, backend="tpu")(x)
+    y[0, 1] = -1
+    flat[5] = 9
+    assert transposed[1, 0].item() == -1 and row[1].item() == -1
+    assert x[1, 2].item() == 9
+
+
+def test_compiled_optimizer_step_equals_eager():
+    torch.manual_seed(0)
+    start = torch.nn.Linear(4, 3)
+    x = torch.randn(5, 4)
+    weights = []
+    for device in ("cpu", "tpu"):
+        model = torch.nn.Linear(4, 3)
+        model.load_state_dict(start.state_dict())
+        model.to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.02, device=device))
+
+        def step(batch, model=model, optimizer=optimizer):
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        run = torch.compile(step, backend="tpu") if device == "tpu" else step
+        for _ in range(4):
+            run(x.to(device))
+        weights.append(model.weight.detach().cpu())
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)

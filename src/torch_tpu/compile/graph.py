@@ -94,7 +94,7 @@ class Segment:
                     key.append((index, held.shape, value.storage_offset(), tuple(value.shape), value.stride()))
             else:
                 key.append(value)
-        values = moved or values
+        given, values = values, moved or values
         shared = tuple(position for position in self.mutated_at
                        if (held := buffer.of(values[position])) is not None and held.shared)
         full = (context.key(), shared, *key)
@@ -107,11 +107,15 @@ class Segment:
         outputs = bound.program(arrays)
         for index, position in bound.written:
             buffers[index].rebind(outputs[position])
+        if moved is not None:
+            for position in self.mutated_at:
+                if given[position] is not values[position]:  # a CPU tensor, an optimizer's step count for one
+                    given[position].copy_(values[position])
         made = dict(zip(self.material, [make(outputs, values) for make in bound.outputs]))
         if bound.replays:
-            given = dict(zip(self.inputs, values))
+            roots = {**dict(zip(self.inputs, given)), **made}
             for replay in bound.replays:
-                made[replay.node] = replay(made[replay.root] if replay.root in made else given[replay.root])
+                made[replay.node] = replay(roots[replay.root])
         return [made[node] for node in self.outputs]
 
     def _build(self, values: list[Any], buffers: list[buffer.Buffer], memo: dict[int, int]) -> Bound:
