@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 
-import families
 import pytest
 import torch
+
+import families
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 

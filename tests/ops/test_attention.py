@@ -56,7 +56,8 @@ def test_blocks_of_queries(monkeypatch, no_fallback):
     execute.clear()
     mask = torch.rand(2, 1, 5, 7) > 0.3
     for extra in ((), (mask,)):
-        compare_grad(lambda q, k, v, *m: attend(q, k, v, *m, is_causal=not m, enable_gqa=True), r(Q), r(FEW_K), r(FEW_V),
+        compare_grad(lambda q, k, v, *m: attend(q, k, v, *m, is_causal=not m, enable_gqa=True),
+                     r(Q), r(FEW_K), r(FEW_V),
                      *extra, rtol=1e-3, atol=1e-4)
     execute.clear()
 
@@ -87,7 +88,8 @@ def test_traces_as_one_node():
         return make_boxed_func(graph_module.forward)
 
     args = [r(s, device="tpu", requires_grad=True) for s in (Q, FEW_K, FEW_V)]
-    aot_function(lambda q, k, v: attend(q, k, v, is_causal=True, enable_gqa=True), compiler, compiler)(*args).sum().backward()
+    traced = aot_function(lambda q, k, v: attend(q, k, v, is_causal=True, enable_gqa=True), compiler, compiler)
+    traced(*args).sum().backward()
     assert "tpu.sdpa.default" in seen[0] and "tpu.sdpa_backward.default" in seen[1]
     assert not any("bmm" in name or "softmax" in name for part in seen for name in part)
 

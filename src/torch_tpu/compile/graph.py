@@ -65,7 +65,7 @@ class Segment:
         for root, _ in chains.values():
             users[root] = users.get(root, 0) + 1
         shared = {node: (root, chain) for node, (root, chain) in chains.items()
-                  if chain and (root in unmutated or root in inside and users[root] > 1)}
+                  if chain and (root in unmutated or (root in inside and users[root] > 1))}
         material = [node for node in outputs if node not in shared]
         material += [root for root in dict.fromkeys(root for root, _ in shared.values())
                      if root in inside and root not in material]
@@ -257,7 +257,7 @@ class Graph:
             warnings.warn(
                 f"torch.compile(backend='tpu'): {self.name} is cut into {len(groups)} pieces, since these operators "
                 f"have no lowering and run between them: {', '.join(sorted(set(eager)))}", RuntimeWarning, stacklevel=2)
-        wanted = {node for node in lower.leaves(self.returned)}
+        wanted = set(lower.leaves(self.returned))
         steps: list[Any] = []
         for number, (compiled, group) in enumerate(groups):
             if not compiled:

@@ -19,7 +19,8 @@ _SYMBOLIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operat
              operator.neg, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
              operator.and_, operator.or_, operator.not_, math.ceil, math.floor, math.trunc, min, max,
              torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_ite}
-_SIZES: dict[str, Any] = {"aten.sym_size.int": lambda x, d: x.shape[d], "aten.sym_numel.default": lambda x: math.prod(x.shape)}
+_SIZES: dict[str, Any] = {"aten.sym_size.int": lambda x, d: x.shape[d],
+                          "aten.sym_numel.default": lambda x: math.prod(x.shape)}
 _CHECKS = {"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_tensor_metadata.default",
            "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"}
 
@@ -69,8 +70,8 @@ def view_chain(node: Node) -> tuple[Node, list[Node]]:
         if at.target is operator.getitem:
             if not _returns_views(source):
                 break
-        elif not (_returns_views(at) and not _is_list(at) or chain and chain[-1].target is operator.getitem
-                  and chain[-1].args[0] is at):
+        elif not ((_returns_views(at) and not _is_list(at)) or (chain and chain[-1].target is operator.getitem
+                  and chain[-1].args[0] is at)):
             break
         if not isinstance(source, Node):
             break

@@ -92,7 +92,7 @@ def _double_backward(ctx: Any, *cotangents: Tensor) -> Any:
             attn_mask = attn_mask.detach().requires_grad_()
             leaves.append(attn_mask)
         upstream = grad.detach().requires_grad_()
-        output = plain(*leaves[:3], attn_mask, keep, ctx.dropout_p, ctx.is_causal, ctx.scale)
+        output = plain(leaves[0], leaves[1], leaves[2], attn_mask, keep, ctx.dropout_p, ctx.is_causal, ctx.scale)
         first = torch.autograd.grad(output, leaves, upstream, create_graph=True)
     second = torch.autograd.grad(first, [upstream, *leaves], cotangents[:len(leaves)], allow_unused=True)
     return (*second[:4], None, None, second[4] if ctx.grad_mask else None, None, None, None, None, None)

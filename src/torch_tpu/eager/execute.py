@@ -231,7 +231,8 @@ def _resize_outputs(targets: list[Tensor], layouts: list[Layout]) -> None:
                 tensor.as_strided_(sizes, strides)
 
 
-def rebuild(plan: Plan, given: dict[str, Any], call: Call, tensor: Any, number: Any) -> tuple[list[Any], dict[str, Any]]:
+def rebuild(plan: Plan, given: dict[str, Any], call: Call, tensor: Any,
+            number: Any) -> tuple[list[Any], dict[str, Any]]:
     """The functional overload's arguments with every tensor mapped by `tensor(key)` and number by `number(index)`."""
     keys = iter(call.key)
     counter = iter(range(len(call.numbers)))

@@ -1,4 +1,4 @@
-"""The inference fast paths of nn.MultiheadAttention and nn.TransformerEncoderLayer, from the operators we have whole."""
+"""The inference fast paths of nn.MultiheadAttention and nn.TransformerEncoderLayer, from whole operators."""
 
 from __future__ import annotations
 

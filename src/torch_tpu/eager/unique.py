@@ -68,5 +68,5 @@ def _along(fn: Any, tensor: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch
 
 
 def _empty(values: torch.Tensor, shape: Any, inverse: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options = {"dtype": torch.int64, "device": values.device}
+    options: Any = {"dtype": torch.int64, "device": values.device}
     return values, torch.empty(shape if inverse else 0, **options), torch.empty(0, **options)

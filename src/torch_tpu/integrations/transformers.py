@@ -22,8 +22,8 @@ def _pipeline_device(module: ModuleType) -> None:
     @functools.wraps(theirs)
     def __init__(self: Any, model: Any, *args: Any, device: Any = None, **kwargs: Any) -> None:
         placed = getattr(model, "hf_device_map", None)
-        if not torch.cuda.is_available() and (device is None and placed is None or
-                                              isinstance(device, int) and not isinstance(device, bool) and device >= 0):
+        ordinal = isinstance(device, int) and not isinstance(device, bool) and device >= 0
+        if not torch.cuda.is_available() and (ordinal or (device is None and placed is None)):
             device = torch.device("tpu", device or 0)
         theirs(self, model, *args, device=device, **kwargs)
 

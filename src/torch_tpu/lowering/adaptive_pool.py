@@ -134,9 +134,9 @@ def _fractional(x, kernel, output_size, samples):
         starts = _fractional_starts(wide(samples)[..., column], sizes[d], output_size[d], kernel[d])
         position = starts[..., None] + jnp.arange(kernel[d], dtype=jnp.int32)
         axis = 2 + 2 * d
-        shape = [*position.shape[:2]] + [1] * (values.ndim - 2)
-        shape[axis] = position.shape[2] * position.shape[3]
-        values = jnp.take_along_axis(values, position.reshape(shape), axis=axis)
+        spread = [*position.shape[:2]] + [1] * (values.ndim - 2)
+        spread[axis] = position.shape[2] * position.shape[3]
+        values = jnp.take_along_axis(values, position.reshape(spread), axis=axis)
         values = values.reshape(*values.shape[:axis], output_size[d], kernel[d], *values.shape[axis + 1:])
         spread = [*position.shape[:2]] + [1] * (2 * rank)
         spread[axis], spread[axis + 1] = position.shape[2:]

@@ -100,7 +100,7 @@ def _block(shape, keys):
 
 
 def _cut(x, block, axis=3):
-    """Pads an axis to whole blocks and brings the blocks to the front; an axis of 1 (or nothing) is left to be shared."""
+    """Pads an axis to whole blocks and brings the blocks to the front; an axis of 1 (or nothing) stays shared."""
     count = -(-x.shape[axis] // block)
     pad = [(0, 0)] * x.ndim
     pad[axis] = (0, count * block - x.shape[axis])

@@ -270,8 +270,8 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "maximum": jnp.maximum, "minimum": jnp.minimum, "fmax": jnp.fmax, "fmin": jnp.fmin, "hypot": jnp.hypot,
     "logaddexp": logaddexp, "logaddexp2": jnp.logaddexp2, "heaviside": _heaviside, "gcd": jnp.gcd, "lcm": jnp.lcm,
 }
-for _name, _fn in BINARY.items():
-    lowering(f"aten.{_name}.default")(_binary(_fn))
+for _name, _both in BINARY.items():
+    lowering(f"aten.{_name}.default")(_binary(_both))
 lowering("aten.atan2.default")(_binary_float(jnp.arctan2))
 lowering("aten.copysign.Tensor", "aten.copysign.Scalar")(_binary_float(jnp.copysign))
 

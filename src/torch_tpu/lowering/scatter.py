@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -141,25 +142,26 @@ def scatter_with(self, dim, index, src, reduce):
 def scatter_reduce(self, dim, index, src, reduce, include_self=True):
     if index.size == 0:
         return self
-    return _reduce(*_spread(self, dim, index, src), reduce, include_self).reshape(self.shape)
+    return _reduce(_spread(self, dim, index, src), reduce, include_self).reshape(self.shape)
 
 
 @lowering("aten.index_reduce.default")
 def index_reduce(self, dim, index, source, reduce, include_self=True):
     if index.size == 0:
         return self
-    return _reduce(*_along(self, dim, index, source), reduce, include_self).reshape(self.shape)
+    return _reduce(_along(self, dim, index, source), reduce, include_self).reshape(self.shape)
 
 
-def _reduce(self, where, values, reduce, include_self):
+def _reduce(write: tuple[Any, Any, Any], reduce: str, include_self: bool) -> Any:
+    self, where, values = write
     kind = self.dtype
     if kind == np.bool_:
         if reduce == "mean":
-            return _reduce(self.astype(jnp.int32), where, values.astype(jnp.int32), reduce, include_self) != 0
+            return _reduce((self.astype(jnp.int32), where, values.astype(jnp.int32)), reduce, include_self) != 0
         reduce = {"sum": "amax", "prod": "amin"}.get(reduce, reduce)
     if reduce in ("sum", "mean", "prod"):
         self, values = promotion.wide(self), promotion.wide(values)
-    options = {"mode": "drop", "wrap_negative_indices": False}
+    options: dict[str, Any] = {"mode": "drop", "wrap_negative_indices": False}
     start = self if include_self else self.at[where].set(_identity(reduce, self.dtype), **options)
     if reduce == "prod":
         return start.at[where].multiply(values, **options).astype(kind)

@@ -74,7 +74,8 @@ def flip(self, dims):
 
 @lowering("aten.rot90.default")
 def rot90(self, k=1, dims=(0, 1)):
-    return jnp.rot90(self, k, dims_of(dims, self.ndim))
+    first, second = dims_of(dims, self.ndim)
+    return jnp.rot90(self, k, (first, second))
 
 
 @lowering("aten.pixel_shuffle.default")

@@ -70,7 +70,7 @@ def _pick(values: Any, indices: Any, rank: Any, dim: int, keepdim: bool) -> tupl
     shape = tuple(1 if i == at else n for i, n in enumerate(values.shape))
     rank = jnp.broadcast_to(rank, shape)
     picked = (jnp.take_along_axis(values, rank, at), jnp.take_along_axis(indices, rank, at))
-    return picked if keepdim else tuple(jnp.squeeze(p, at) for p in picked)
+    return picked if keepdim else (jnp.squeeze(picked[0], at), jnp.squeeze(picked[1], at))
 
 
 @lowering("aten.kthvalue.default")
