@@ -168,6 +168,8 @@ def fractional_max_pool3d_backward(grad_output, self, kernel_size, output_size, 
 
 
 def _unpool(x, indices, output_size, rank):
+    if 0 in x.shape:
+        return jnp.zeros((*x.shape[:x.ndim - rank], *output_size), x.dtype)
     planes = math.prod(x.shape[:x.ndim - rank])
     flat = jnp.zeros((planes, math.prod(output_size)), x.dtype)
     flat = flat.at[jnp.arange(planes)[:, None], indices.reshape(planes, -1)].set(x.reshape(planes, -1))

@@ -64,6 +64,8 @@ def cdist(x1, x2, p, compute_mode):
 @lowering("aten._cdist_backward.default")
 def cdist_backward(grad, x1, x2, p, cdist):
     shape = x1.shape
+    if 0 in grad.shape or 0 in shape:
+        return jnp.zeros_like(x1)  # in x1's own shape, which PyTorch keeps here and not below
     lead = jnp.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     x1, x2 = (jnp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (x1, x2))
     slope = _slope(grad, x1[..., :, None, :] - x2[..., None, :, :], cdist, p)

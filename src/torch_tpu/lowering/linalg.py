@@ -9,7 +9,7 @@ from jax import lax
 
 from . import context
 from .matmul import matmul
-from .promotion import promote
+from .promotion import promote, wide
 from .table import lowering
 
 
@@ -39,6 +39,8 @@ def _first_bad_minor(a):
 
 @lowering("aten.linalg_cholesky_ex.default")
 def cholesky_ex(self, *, upper=False, check_errors=False):
+    if 0 in self.shape:
+        return self, jnp.zeros(self.shape[:-2], jnp.int32)
     lower = adjoint(self) if upper else self
     lower = jnp.tril(lower)
     factor = lax.linalg.cholesky(lower, symmetrize_input=False)
@@ -75,6 +77,12 @@ def qr(A, mode="reduced"):
     if mode == "r":
         return jnp.zeros((0,), A.dtype), jnp.linalg.qr(A, mode="r")
     return tuple(jnp.linalg.qr(A, mode=mode))
+
+
+@lowering("aten.geqrf.default")
+def geqrf(self):
+    reflectors, tau = jnp.linalg.qr(self, mode="raw")
+    return reflectors.mT, tau
 
 
 @lowering("aten._linalg_svd.default")
@@ -186,8 +194,8 @@ def triangular_solve(self, A, upper=True, transpose=False, unitriangular=False):
 def matrix_exp(self):
     if 0 in self.shape:
         return self
-    flat = self.reshape(-1, *self.shape[-2:])
-    return jax.vmap(lambda a: jsp.linalg.expm(a, max_squarings=64))(flat).reshape(self.shape)
+    flat = wide(self).reshape(-1, *self.shape[-2:])
+    return jax.vmap(lambda a: jsp.linalg.expm(a, max_squarings=64))(flat).reshape(self.shape).astype(self.dtype)
 
 
 @lowering("aten.linalg_householder_product.default")

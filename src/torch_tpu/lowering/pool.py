@@ -58,6 +58,8 @@ def _steps(first, windows, axis):
 
 def scatter_back(grad_output, shape, indices, rank):
     """Adds each gradient to the element its index names, plane by plane."""
+    if 0 in shape:
+        return jnp.zeros(shape, grad_output.dtype)
     planes = math.prod(shape[:len(shape) - rank])
     grad = wide(grad_output).reshape(planes, -1)
     flat = jnp.zeros((planes, math.prod(shape[len(shape) - rank:])), grad.dtype)
