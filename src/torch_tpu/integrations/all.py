@@ -7,6 +7,7 @@ from ..runtime import config
 
 def install() -> None:
     """Registers the adaptations. Imports none of the libraries."""
+    from ..distributed import backend
     from . import torch_compile, torch_ddp, torch_dynamo, torch_modules, torch_tensor
 
     torch_compile.install()
@@ -14,6 +15,7 @@ def install() -> None:
     torch_dynamo.install()
     torch_modules.install()
     torch_tensor.install()
+    backend.install()
     if not config.INTEGRATIONS.flag():
         return
     from . import accelerate, transformers

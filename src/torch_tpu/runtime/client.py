@@ -22,8 +22,11 @@ class Client:
                 _keep_large_blocks()
         import jax
 
-        from . import jax_door
+        from . import jax_door, processes
 
+        job = processes.wanted()
+        if job is not None:
+            processes.join(job)
         jax_door.quiet_fork()
         self.jax = jax
         try:

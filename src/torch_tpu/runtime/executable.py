@@ -113,7 +113,7 @@ class _Progress:
 
 
 def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Sequence[int] = (),
-          options: dict[str, Any] | None = None, graph: bool = False) -> Executable:
+          options: dict[str, Any] | None = None, graph: bool = False, replicas: Sequence[Any] = ()) -> Executable:
     """Traces `fn` over flat arguments and compiles it, or loads it from the disk cache.
 
     Args:
@@ -123,14 +123,16 @@ def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Seque
         donate: positions of arguments whose memory the outputs may take over.
         options: XLA options for this program.
         graph: a compiled graph (as against one eager operator); it is listed in the statistics.
+        replicas: the devices of all processes that run the program together, for one with collectives.
     """
     device = client.get().device
     begin = time.perf_counter()
     with dynamo_door.untraced():
         module = jax_door.trace(fn, avals, donate)
     traced = time.perf_counter()
-    xla_options = jax_door.compile_options(device, options)
-    disk = cache.disk()
+    xla_options = jax_door.compile_options(device, options, replicas)
+    # A program with collectives names the processes of this job: it is of no use to another one.
+    disk = cache.disk() if not replicas else None
     loaded = None
     key = ""
     if disk is not None and disk.usable:
@@ -148,7 +150,7 @@ def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Seque
     if loaded is None:
         try:
             with _Progress(name):
-                loaded = jax_door.compile_module(module, device, xla_options)
+                loaded = jax_door.compile_module(module, device, xla_options, replicas)
         except jax_door.XlaError as error:
             raise errors.from_xla(error, f"compiling {name}") from error
         STATISTICS.compiled += 1

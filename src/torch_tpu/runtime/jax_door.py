@@ -6,6 +6,7 @@ offers no way to keep an executable that is not pickled.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 from jax._src import compiler as _compiler
 from jax._src import config as _config
+from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import _jax
 
@@ -72,17 +74,19 @@ def module_bytes(module: Any) -> bytes:
     return str(module.operation.get_asm(enable_debug_info=False)).encode()
 
 
-def compile_options(device: Any, overrides: dict[str, Any] | None = None) -> Any:
-    return _compiler.get_compile_options(
-        1, 1, device_assignment=np.array([[device.id]]), env_options_overrides=overrides or None, backend=device.client)
+def compile_options(device: Any, overrides: dict[str, Any] | None = None, replicas: Sequence[Any] = ()) -> Any:
+    """For one device, or for one program on several processes' devices (`replicas`, this process's among them)."""
+    assignment = np.array([[each.id] for each in replicas or (device,)])
+    return _compiler.get_compile_options(len(assignment), 1, device_assignment=assignment,
+                                         env_options_overrides=overrides or None, backend=device.client)
 
 
-def compile_module(module: Any, device: Any, options: Any) -> Any:
-    return device.client.compile_and_load(module, _jax.DeviceList((device,)), options)
+def compile_module(module: Any, device: Any, options: Any, replicas: Sequence[Any] = ()) -> Any:
+    return device.client.compile_and_load(module, _jax.DeviceList(tuple(replicas) or (device,)), options)
 
 
-def load_executable(payload: bytes, device: Any, options: Any) -> Any:
-    return device.client.deserialize_executable(payload, _jax.DeviceList((device,)), options)
+def load_executable(payload: bytes, device: Any, options: Any, replicas: Sequence[Any] = ()) -> Any:
+    return device.client.deserialize_executable(payload, _jax.DeviceList(tuple(replicas) or (device,)), options)
 
 
 def save_executable(executable: Any) -> bytes:
@@ -97,3 +101,32 @@ def execute(executable: Any, arrays: list[jax.Array]) -> list[jax.Array]:
 
 def client_version(device: Any) -> str:
     return f"{device.client.platform} {device.client.platform_version}"
+
+
+def backends_started() -> bool:
+    return _xla_bridge.backends_are_initialized()
+
+
+def coordinator(address: str, world: int) -> Any:
+    """JAX's coordination service, served by rank 0. It ends no process: the process groups watch over the ranks."""
+    return _jax.get_distributed_runtime_service(address, world, heartbeat_timeout=100)
+
+
+def connect(address: str, rank: int, world: int, seconds: int, own_address: str) -> Any:
+    """Makes this process one of a job; must come before JAX's backends start. On virtual chips the data go through
+    gloo, bound to `own_address`. (jax.distributed.initialize would end the process when another one dies, without a
+    word of who, and would wait for the others at exit.)"""
+    client = _jax.get_distributed_runtime_client(
+        address, rank, init_timeout=seconds, heartbeat_timeout=100, shutdown_on_destruction=False,
+        missed_heartbeat_callback=lambda status: None, use_compression=True)
+    client.connect()
+    state = _distributed.global_state
+    state.client, state.process_id, state.num_processes, state.coordinator_address = client, rank, world, address
+    factory = _xla_bridge._backend_factories["cpu"]
+
+    def make_cpu_client() -> Any:
+        collectives = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=own_address)
+        return _xla_bridge.make_cpu_client(collectives)
+
+    _xla_bridge._backend_factories["cpu"] = dataclasses.replace(factory, factory=make_cpu_client)
+    return client

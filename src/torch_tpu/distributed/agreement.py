@@ -1,0 +1,69 @@
+"""Whether the ranks of a group launch the same collective: checked through the store the first time each kind is used,
+and told when one does not end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+
+class Agreement:
+    """What the ranks of one group do.
+
+    Args:
+        store: shared by the ranks of the group.
+        rank: this process's number in it.
+        ranks: the global numbers of all.
+    """
+
+    def __init__(self, store: Any, rank: int, ranks: Sequence[int], name: str) -> None:
+        self.store, self.rank, self.ranks, self.name = store, rank, tuple(ranks), name
+        self.known: set[str] = set()
+
+    def check(self, number: int, doing: str, seconds: float) -> None:
+        """Returns when all ranks said that their collective `number` is this one.
+
+        Raises:
+            DistBackendError: another rank does something else, or nothing, within the timeout.
+        """
+        if doing in self.known or len(self.ranks) == 1:
+            return
+        keys = [f"do/{number}/{rank}" for rank in range(len(self.ranks))]
+        self.store.set(keys[self.rank], doing.encode())
+        try:
+            self.store.wait(keys, timedelta(seconds=seconds))
+        except RuntimeError as error:  # DistStoreError
+            raise dist.DistBackendError(self.explain(number, doing, f"timed out after {seconds:g} s")) from error
+        said = [self.store.get(key).decode() for key in keys]
+        if any(each != doing for each in said):
+            raise dist.DistBackendError(
+                f"tpu: the ranks of group {self.name!r} disagree on collective {number}: "
+                + "; ".join(f"rank {rank} calls {each}" for rank, each in zip(self.ranks, said))
+                + ". Every rank must call the same collectives in the same order, with the same sizes and dtypes.")
+        self.known.add(doing)
+
+    def explain(self, number: int, doing: str, how: str) -> str:
+        """What happened to this rank's collective, and where the others are. Ranks that fail too say where they are;
+        those that stay silent are dead, stopped, or busy with something else."""
+        said: dict[int, str] = {}
+        try:
+            self.store.set(f"at/{self.rank}", f"{number} {doing}".encode())
+            until = time.monotonic() + 3.0
+            keys = {rank: f"at/{rank}" for rank in range(len(self.ranks)) if rank != self.rank}
+            while time.monotonic() < until and len(said) < len(keys):
+                for rank, key in keys.items():
+                    for each in (key, f"do/{number}/{rank}"):
+                        if rank not in said and self.store.check([each]):
+                            said[rank] = self.store.get(each).decode()
+                time.sleep(0.05)
+        except RuntimeError:  # the store went with the process that served it
+            how += "; the store of the group cannot be reached any more, so the process that serves it is gone"
+        others = [f"rank {self.ranks[rank]} is at {said[rank]}" if rank in said else
+                  f"rank {self.ranks[rank]} does not answer: it died, hangs, or never came to this call"
+                  for rank in range(len(self.ranks)) if rank != self.rank]
+        return (f"tpu: {doing}, collective {number} of group {self.name!r} (ranks "
+                f"{', '.join(map(str, self.ranks))}), {how} on rank {self.ranks[self.rank]}; {'; '.join(others)}")

@@ -1,0 +1,124 @@
+"""Several processes, one chip each: joins them in JAX's distributed runtime before JAX starts.
+
+The processes are found by what torchrun exports (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or by the store of the
+process group that is being made. Rank 0 serves JAX's coordinator on a port it holds while it tells the others.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The processes of a job.
+
+    Attributes:
+        rank, world: this process's number, and how many there are.
+        store: a torch.distributed store that all of them share.
+        master: the host where rank 0 runs; loopback where all run on one host.
+        seconds: how long to wait for the others.
+    """
+
+    rank: int
+    world: int
+    store: Any
+    master: str
+    seconds: float
+
+
+_requested: Job | None = None
+_runtime: tuple[Any, Any] | None = None  # JAX's service (rank 0 only) and client, kept alive
+joined: Job | None = None
+
+
+def request(rank: int, world: int, store: Any, seconds: float) -> None:
+    """A process group of several processes is being made: JAX must start as part of that job."""
+    global _requested
+    if joined is None and _requested is None:
+        _requested = Job(rank, world, store, _master(world), seconds)
+
+
+def launched() -> bool:
+    """Whether a launcher such as torchrun started this process as one of several."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return all(os.environ.get(name) for name in names) and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def _master(world: int) -> str:
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    one_host = address in _LOOPBACK or os.environ.get("LOCAL_WORLD_SIZE") == str(world)
+    return "127.0.0.1" if one_host else address
+
+
+def _from_environment() -> Job:
+    from torch.distributed import rendezvous
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    seconds = 300.0
+    store, _, _ = next(iter(rendezvous("env://", rank, world, timeout=timedelta(seconds=seconds))))
+    return Job(rank, world, store, _master(world), seconds)
+
+
+def wanted() -> Job | None:
+    """The job that JAX should join when it starts; None for a process on its own."""
+    if _requested is not None:
+        return _requested
+    return _from_environment() if launched() else None
+
+
+def _own_address(master: str) -> str:
+    """This host's address on the way to the master."""
+    if master == "127.0.0.1":
+        return master
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((master, 9))
+        return probe.getsockname()[0]
+
+
+def _wait(store: Any, keys: dict[int, str], seconds: float, doing: str) -> None:
+    try:
+        store.wait(list(keys.values()), timedelta(seconds=seconds))
+    except RuntimeError as error:  # DistStoreError
+        missing = [rank for rank, key in keys.items() if not store.check([key])]
+        raise RuntimeError(
+            f"tpu: {doing}: rank(s) {', '.join(map(str, missing))} did not arrive within {seconds:g} s. Every process "
+            "of the job must use the tpu device or make the process group; look at the first error of those ranks."
+        ) from error
+
+
+def join(job: Job) -> None:
+    """Connects this process to the job (once, before JAX's backends start)."""
+    global _runtime, joined
+    import torch.distributed as dist
+
+    from . import jax_door
+
+    if jax_door.backends_started():
+        raise RuntimeError(
+            "tpu: JAX was started in this process before the process group was made, so this process cannot join the "
+            "others any more. Call torch.distributed.init_process_group before the first use of the tpu device (or of "
+            "JAX), or start the script with torchrun, which lets the device join at its first use.")
+    store = dist.PrefixStore(f"torch_tpu/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", job.store)
+    store.set(f"here/{job.rank}", b"1")
+    _wait(store, {rank: f"here/{rank}" for rank in range(job.world)}, job.seconds, "starting the job")
+    service = None
+    if job.rank == 0:
+        # The port stays bound (not listening) until gRPC, which sets SO_REUSEPORT too, has it: nobody can take it.
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+            held.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_REUSEPORT", socket.SO_REUSEADDR), 1)
+            held.bind(("127.0.0.1" if job.master == "127.0.0.1" else "0.0.0.0", 0))
+            host, port = held.getsockname()
+            service = jax_door.coordinator(f"{host}:{port}", job.world)
+        store.set("coordinator", f"{job.master}:{port}".encode())
+    _wait(store, {0: "coordinator"}, job.seconds, "looking for JAX's coordinator")
+    address = store.get("coordinator").decode()
+    client = jax_door.connect(address, job.rank, job.world, int(job.seconds), _own_address(job.master))
+    _runtime = (service, client)
+    joined = job
