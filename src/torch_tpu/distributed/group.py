@@ -3,8 +3,10 @@ point-to-point transfers go through gloo."""
 
 from __future__ import annotations
 
+import collections
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +23,7 @@ from .work import TpuWork
 Tensor = torch.Tensor
 _OPS = {"SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "BAND": "band", "BOR": "bor",
         "BXOR": "bxor"}
+_generations: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 def _reducer(op: Any) -> str:
@@ -54,11 +57,14 @@ class TpuProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(self, store: Any, rank: int, size: int, ranks: Sequence[int], timeout: timedelta, name: str) -> None:
-        super().__init__(store, rank, size)
-        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        super().__init__(rank, size)
+        self.store = store
         self._rank, self._size = rank, size
+        self._name, self._description = name, ""
         self.ranks = tuple(ranks)
         self.timeout = timeout
+        # The store outlives a destroyed group of this name: its keys must not be taken for the new one's.
+        store = dist.PrefixStore(f"tpu{next(_generations[name])}/", store)
         self.host = host.gloo(dist.PrefixStore("host/", store), rank, size, timeout, self.ranks, name)
         self.agreement = Agreement(dist.PrefixStore("watch/", store), rank, ranks, name)
         self.number = 0
@@ -71,6 +77,29 @@ class TpuProcessGroup(dist.ProcessGroup):
     def name(self) -> str:
         return "tpu_dist"
 
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        return self._name
+
+    @property
+    def group_desc(self) -> str:  # type: ignore[override]
+        return self._description
+
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+
     @property
     def _device_types(self) -> list[torch.device]:  # type: ignore[override]
         return [torch.device("cpu"), torch.device("tpu")]
@@ -81,6 +110,9 @@ class TpuProcessGroup(dist.ProcessGroup):
 
     def _get_backend_name(self) -> str:
         return "tpu_dist"
+
+    def get_group_store(self) -> Any:
+        return self.store
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.timeout = timeout
