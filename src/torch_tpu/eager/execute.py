@@ -14,7 +14,7 @@ import torch
 from ..lowering import context, promotion, table
 from ..runtime import config, dtypes, executable, transfer
 from ..tensor import buffer, views
-from . import creation, oracle, overlap
+from . import bounds, creation, oracle, overlap
 from .plan import Plan
 
 Tensor = torch.Tensor
