@@ -27,7 +27,7 @@ def check(op: Any, given: dict[str, Any]) -> None:
     if packet in ("nll_loss_forward", "nll_loss2d_forward"):
         target, classes = given["target"], given["self"].shape[min(1, given["self"].dim() - 1)]
         wrong = (target < 0) | (target >= classes)
-        _raise_first(target, wrong & (target != given["ignore_index"]), IndexError, "Target {index} is out of bounds.")
+        _raise_first(target, wrong & (target != given.get("ignore_index", -100)), IndexError, "Target {index} is out of bounds.")
         return
     if packet in ("take", "put"):
         size = given["self"].numel()

@@ -135,6 +135,8 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
     given = dict(plan.defaults)
     given.update(zip(plan.names, args))
     given.update(kwargs)
+    if config_debug():
+        bounds.check(plan.op, given)
     for name, kind in plan.params:
         value = given.get(name, _MISSING)
         if kind == "tensor":
