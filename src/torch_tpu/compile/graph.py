@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import torch
 
+from ..distributed import graph as collectives
 from ..eager import random
 from ..lowering import context, promotion
 from ..runtime import client, dtypes, executable, jax_door, transfer
@@ -53,6 +54,7 @@ class Segment:
         self.material, self.shared = self._share(outputs)
         # With fixed sizes, Dynamo's guards have checked them; only offsets and memory remain to be compared.
         self.fixed = all(_fixed(node) for node in inputs)
+        self.scope = collectives.scope(nodes)
         self.cache: dict[Any, Bound] = {}
 
     def _share(self, outputs: list[Node]) -> tuple[list[Node], dict[Node, tuple[Node, list[Node]]]]:
@@ -105,6 +107,8 @@ class Segment:
         if self.keys:
             arrays.append(jax_door.put(random.draw(None, self.keys), client.get().device))
         outputs = bound.program(arrays)
+        if self.scope is not None:
+            collectives.watch(self.scope, self.name, outputs)
         for index, position in bound.written:
             buffers[index].rebind(outputs[position])
         if moved is not None:
@@ -141,7 +145,7 @@ class Segment:
             environment: dict[Node, Any] = {}
             for node, value, window in zip(self.inputs, values, windows):
                 environment[node] = value if window is None else views.read(arrays[window[0]], window[1], window[2])
-            run = lower.Run(environment, keys)
+            run = lower.Run(environment, keys, self.scope)
             run.nodes(self.nodes)
             results: list[Any] = []
             for node in self.material:
@@ -162,7 +166,8 @@ class Segment:
             avals.append(jax.ShapeDtypeStruct((self.keys, 2), np.uint32))
         donate = sorted({index for index, _, _ in written_at.values()
                          if self.options.donate and not buffers[index].shared})
-        program_ = executable.build(program, avals, self.name, donate, self.options.xla, graph=True)
+        program_ = executable.build(program, avals, self.name, donate, self.options.xla, graph=True,
+                                    replicas=collectives.replicas(self.scope))
         return Bound(program_, list(makers), list(replays), list(written))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..distributed import graph as collectives
 from ..lowering import promotion, table
 from ..runtime import dtypes
 from ..tensor import buffer, views
@@ -50,6 +51,8 @@ def supports(node: Node) -> bool:
         return False
     if node.target is operator.getitem or node.target in _SYMBOLIC:
         return True
+    if collectives.is_collective(node):
+        return collectives.supports(node)
     name = name_of(node)
     return table.find(name) is not None or name in _SIZES or name in _CHECKS or \
         (is_mutation(node) and argument(node, 0).op == "placeholder")
@@ -111,9 +114,10 @@ def run_eagerly(node: Node, environment: dict[Node, Any]) -> Any:
 class Run:
     """One pass over the nodes of a segment."""
 
-    def __init__(self, environment: dict[Node, Any], keys: Any) -> None:
+    def __init__(self, environment: dict[Node, Any], keys: Any, scope: collectives.Scope | None = None) -> None:
         self.environment = environment
         self.keys = keys
+        self.scope = scope
         self.drawn = 0
         self.mutations: dict[Node, Any] = {}
 
@@ -141,6 +145,8 @@ class Run:
         if target in _SYMBOLIC:
             symbolic: Any = target
             return symbolic(*args)
+        if collectives.is_collective(node):
+            return _typed(collectives.lower(node, args, self.scope), node.meta.get("val"))
         name = name_of(node)
         if name in _SIZES:
             return _SIZES[name](*args)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,22 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..runtime import client, jax_door
-
-_broken: list[str] = []  # collectives that will never end; XLA's threads still wait for them
-
-
-def broken(message: str) -> None:
-    """From here on the process can only end: waiting for the device at exit would wait for ever."""
-    if not _broken:
-        atexit.register(_leave)
-    _broken.append(message)
-
-
-def _leave() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
-
+from . import watchdog
 
 class TpuWork(dist._Work):
     """A collective that was launched.
@@ -86,7 +68,7 @@ class TpuWork(dist._Work):
 
     def _fail(self, how: str, cause: BaseException | None = None) -> None:
         message = self.group.explain(self.number, self.doing, how)
-        broken(message)
+        watchdog.broken()
         self.failure = dist.DistBackendError(message)
         raise self.failure from cause
 

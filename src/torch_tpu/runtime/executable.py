@@ -131,19 +131,20 @@ def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Seque
         module = jax_door.trace(fn, avals, donate)
     traced = time.perf_counter()
     xla_options = jax_door.compile_options(device, options, replicas)
-    # A program with collectives names the processes of this job: it is of no use to another one.
-    disk = cache.disk() if not replicas else None
+    disk = cache.disk()
     loaded = None
     key = ""
     if disk is not None and disk.usable:
         digest = hashlib.sha256(_environment().encode())
         digest.update(repr(sorted((options or {}).items())).encode())
+        # A program with collectives holds the numbers of the chips that run it.
+        digest.update(repr([each.id for each in replicas] and (device.id, [each.id for each in replicas])).encode())
         digest.update(jax_door.module_bytes(module))
         key = digest.hexdigest()
         payload = disk.get(key)
         if payload is not None:
             try:
-                loaded = jax_door.load_executable(payload, device, xla_options)
+                loaded = jax_door.load_executable(payload, device, xla_options, replicas)
             except jax_door.XlaError:
                 disk.discard(key, "foreign")
     source = "disk" if loaded is not None else "compiled"

@@ -1,0 +1,79 @@
+"""Ends this process when a collective that nobody waits for does not end, and at exit when one never will."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_PERIOD = 0.5
+
+
+@dataclass
+class Launched:
+    group: Any
+    number: int
+    doing: str
+    arrays: list[Any]
+    seconds: float
+    deadline: float
+
+    def done(self) -> bool:
+        return all(array.is_deleted() or array.is_ready() for array in self.arrays)
+
+
+class _Watch:
+    """The programs under watch, and the thread that looks after them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.launched: list[Launched] = []
+        self.thread: threading.Thread | None = None
+        self.broken = False
+
+    def add(self, item: Launched) -> None:
+        with self.lock:
+            # In order of launch: what runs before a finished program is finished too.
+            if self.launched and self.launched[-1].done():
+                self.launched.clear()
+            self.launched.append(item)
+            if self.thread is None or not self.thread.is_alive():
+                self.thread = threading.Thread(target=self._run, name="torch_tpu watchdog", daemon=True)
+                self.thread.start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(_PERIOD)
+            with self.lock:
+                self.launched = [item for item in self.launched if not item.done()]
+                late = next((item for item in self.launched if time.monotonic() > item.deadline), None)
+            if late is not None:
+                message = late.group.explain(late.number, late.doing, f"timed out after {late.seconds:g} s")
+                print(message, file=sys.stderr, flush=True)
+                leave()
+
+
+_watch = _Watch()
+
+
+def add(group: Any, number: int, doing: str, arrays: Sequence[Any], seconds: float) -> None:
+    """Watches over a launched program's outputs."""
+    _watch.add(Launched(group, number, doing, list(arrays), seconds, time.monotonic() + seconds))
+
+
+def broken() -> None:
+    """A collective will never end: XLA's threads wait for it, and waiting for the device at exit would be for ever."""
+    if not _watch.broken:
+        _watch.broken = True
+        atexit.register(leave)
+
+
+def leave() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
