@@ -25,7 +25,8 @@ def check(op: Any, given: dict[str, Any]) -> None:
     """Raises PyTorch's own error for an index outside its dimension; `given` are the operator's arguments by name."""
     packet = str(op).split(".")[1].removesuffix("_")
     if packet in ("nll_loss_forward", "nll_loss2d_forward"):
-        target, classes = given["target"], given["self"].shape[min(1, given["self"].dim() - 1)]
+        target, scores = given["target"], given["self"]
+        classes = scores.shape[min(1, scores.dim() - 1)]
         wrong = (target < 0) | (target >= classes)
         _raise_first(target, wrong & (target != given.get("ignore_index", -100)), IndexError, "Target {index} is out of bounds.")
         return
