@@ -22,7 +22,7 @@ def set_tpu_launch_env(nnodes: int | None = None, nproc_per_node: int | None = N
     """Prepares the environment of this process for `torch.distributed.run.main()` or multiprocessing. Plain `torchrun`
     works without it: what a worker needs is derived from torchrun's variables when its device starts.
 
-    Sets, where they are not set: TORCH_TPU_HOSTS (the hosts of a TPU slice, from TPU_WORKER_HOSTNAMES) and OMP_NUM_THREADS
+    Sets, where they are not set: TORCH_TPU_HOSTS (the hosts of a TPU slice, by TPU_WORKER_HOSTNAMES), OMP_NUM_THREADS
     for virtual chips, which share this host's cores. Safe to call twice.
 
     Args:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ..runtime import client, jax_door
 from . import watchdog
 
+
 class TpuWork(dist._Work):
     """A collective that was launched.
 

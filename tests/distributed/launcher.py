@@ -1,0 +1,61 @@
+"""Runs a piece of code on several ranks under torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+PRELUDE = """
+import os, sys, time, copy, warnings
+import torch, torch.distributed as dist
+from torch import nn
+from datetime import timedelta
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.manual_seed(0)
+def close(a, b, what="", rtol=1e-4, atol=1e-5):
+    torch.testing.assert_close(a.detach().cpu(), b.detach().cpu(), rtol=rtol, atol=atol,
+                               msg=lambda m: f"rank {rank} {what}: {m}")
+def same(a, b, what=""):
+    assert a == b, f"rank {rank} {what}: {a} != {b}"
+"""
+
+
+@dataclass
+class Outcome:
+    code: int
+    output: str
+
+
+def launch(folder: Path, body: str, ranks: int = 2, seconds: float = 150, init: bool = True,
+           **environment: str) -> Outcome:
+    """The outcome of torchrun on the body; every process is gone when it returns."""
+    script = folder / "body.py"
+    start = "dist.init_process_group()\n" if init else ""
+    script.write_text(PRELUDE + start + textwrap.dedent(body) + "\nprint(f'FINISHED {rank}', flush=True)\n")
+    dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    env = {k: v for k, v in os.environ.items() if k not in dropped}
+    env.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1", **environment)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(script)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"{ranks} ranks did not end within {seconds} s:\n{output[-4000:]}") from None
+    return Outcome(process.returncode, output)
+
+
+def run(folder: Path, body: str, ranks: int = 2, seconds: float = 150, init: bool = True, **environment: str) -> str:
+    """The output of a body that must finish on all ranks."""
+    outcome = launch(folder, body, ranks, seconds, init, **environment)
+    for rank in range(ranks):
+        assert f"FINISHED {rank}" in outcome.output, outcome.output[-6000:]
+    assert outcome.code == 0, outcome.output[-4000:]
+    return outcome.output
