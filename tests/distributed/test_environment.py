@@ -4,10 +4,11 @@ import pytest
 
 from torch_tpu import launch
 from torch_tpu.distributed import environment
+from torch_tpu.runtime import slices
 
 
 def test_one_host_of_eight_chips():
-    found = environment.worker_environment(3, 3, 8, 8, "v5e")
+    found = slices.worker_environment(3, 3, 8, 8, "v5e")
     assert found["TPU_PROCESS_BOUNDS"] == "2,4,1" and found["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "1,1,1"
     assert found["TPU_VISIBLE_CHIPS"] == "3" and found["CLOUD_TPU_TASK_ID"] == "3"
     addresses = found["TPU_PROCESS_ADDRESSES"].split(",")
@@ -15,15 +16,15 @@ def test_one_host_of_eight_chips():
 
 
 def test_two_hosts():
-    found = environment.worker_environment(5, 1, 8, 4, "v5p", ["a", "b"])
+    found = slices.worker_environment(5, 1, 8, 4, "v5p", ["a", "b"])
     assert found["TPU_PROCESS_ADDRESSES"].split(",")[5] == f"b:{found['TPU_PROCESS_PORT']}"
     with pytest.raises(ValueError, match="2 host"):
-        environment.worker_environment(5, 1, 8, 4, "v5p")
+        slices.worker_environment(5, 1, 8, 4, "v5p")
 
 
 def test_a_box_that_does_not_exist():
     with pytest.raises(ValueError, match="no box"):
-        environment.bounds("v5e", 3)
+        slices.bounds("v5e", 3)
 
 
 def test_launch_arguments():

@@ -106,9 +106,10 @@ class Segment:
         arrays = [held.array() for held in buffers]
         if self.keys:
             arrays.append(jax_door.put(random.draw(None, self.keys), client.get().device))
-        outputs = bound.program(arrays)
-        if self.scope is not None:
-            collectives.watch(self.scope, self.name, outputs)
+        if self.scope is None:
+            outputs = bound.program(arrays)
+        else:
+            outputs = collectives.launch(self.scope, self.name, bound.program, arrays)
         for index, position in bound.written:
             buffers[index].rebind(outputs[position])
         if moved is not None:

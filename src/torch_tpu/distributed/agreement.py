@@ -52,7 +52,7 @@ class Agreement:
         said: dict[int, str] = {}
         try:
             self.store.set(f"at/{self.rank}", f"{number} {doing}".encode())
-            until = time.monotonic() + 3.0
+            until = time.monotonic() + (3.0 if "timed out" in how else 1.0)
             keys = {rank: f"at/{rank}" for rank in range(len(self.ranks)) if rank != self.rank}
             while time.monotonic() < until and len(said) < len(keys):
                 for rank, key in keys.items():

@@ -49,7 +49,7 @@ def _group(node: Node) -> Any:
     names = [a for a in node.args if isinstance(a, str)]
     if not names:
         return None
-    group = torch._C._distributed_c10d._resolve_process_group(names[-1])
+    group = torch._C._distributed_c10d._resolve_process_group(names[-1])  # type: ignore[arg-type]
     return group if isinstance(group, TpuProcessGroup) else None
 
 
@@ -104,10 +104,11 @@ def replicas(where: Scope | None) -> list[Any]:
     return program.devices(where.ranks) if where is not None else []
 
 
-def watch(where: Scope, name: str, outputs: Sequence[Any]) -> None:
-    """Ends the process with a message where a launched program does not end within the timeout of its groups."""
+def launch(where: Scope, name: str, run: Callable[[list[Any]], list[Any]], arrays: list[Any]) -> list[Any]:
+    """Runs a program with collectives, under the timeout of its groups."""
     group = next(iter(where.members.values()))
-    watchdog.add(group, group.next_number(), f"compiled graph {name}", outputs, group.timeout.total_seconds())
+    return watchdog.run(group, group.next_number(), f"compiled graph {name}", group.timeout.total_seconds(),
+                        lambda: run(arrays))
 
 
 def lower(node: Node, args: Sequence[Any], where: Scope | None) -> Any:

@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from ..lowering import collective
 from ..runtime import client, transfer
-from . import host, program
+from . import host, program, watchdog
 from .agreement import Agreement
+from .named import NamedGroup
 from .work import TpuWork
 
 Tensor = torch.Tensor
+# Typed as Any: torch's stubs of the C++ class lack half of its methods, and state the others too narrowly.
+dist: Any = torch.distributed
 _OPS = {"SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "BAND": "band", "BOR": "bor",
         "BXOR": "bxor"}
 _generations: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
@@ -44,7 +47,7 @@ def _flat(array: Any) -> Any:
     return array.reshape(-1)
 
 
-class TpuProcessGroup(dist.ProcessGroup):
+class TpuProcessGroup(NamedGroup):
     """Collectives between the chips of several processes.
 
     Args:
@@ -57,10 +60,9 @@ class TpuProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(self, store: Any, rank: int, size: int, ranks: Sequence[int], timeout: timedelta, name: str) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size, name)
         self.store = store
         self._rank, self._size = rank, size
-        self._name, self._description = name, ""
         self.ranks = tuple(ranks)
         self.timeout = timeout
         # The store outlives a destroyed group of this name: its keys must not be taken for the new one's.
@@ -70,39 +72,6 @@ class TpuProcessGroup(dist.ProcessGroup):
         self.number = 0
 
     # What torch.distributed asks of a group
-
-    def getBackendName(self) -> str:
-        return "tpu_dist"
-
-    def name(self) -> str:
-        return "tpu_dist"
-
-    def getGroupName(self) -> str:
-        return self._name
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:
-        self._description = description
-
-    @property
-    def group_name(self) -> str:  # type: ignore[override]
-        return self._name
-
-    @property
-    def group_desc(self) -> str:  # type: ignore[override]
-        return self._description
-
-    _set_group_name = setGroupName
-    _set_group_desc = setGroupDesc
-
-    @property
-    def _device_types(self) -> list[torch.device]:  # type: ignore[override]
-        return [torch.device("cpu"), torch.device("tpu")]
 
     def _get_backend(self, device: torch.device) -> Any:
         """gloo, for every device: it is what this group has of the kind c10d calls a backend."""
@@ -154,7 +123,9 @@ class TpuProcessGroup(dist.ProcessGroup):
         sizes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}[{t.numel()}]" for t in inputs)
         doing = f"{name}{detail}({sizes})"
         self.agreement.check(number, doing, timeout.total_seconds())
-        arrays = program.run(name, body, static, [*map(program.dense, inputs), *extra], self.ranks)
+        given = [*map(program.dense, inputs), *extra]
+        arrays = watchdog.run(self, number, doing, timeout.total_seconds(),
+                              lambda: program.run(name, body, static, given, self.ranks))
         if outputs:
             for tensor, array in zip(outputs, arrays):
                 program.store(tensor, array)

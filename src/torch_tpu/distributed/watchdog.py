@@ -1,4 +1,4 @@
-"""Ends this process when a collective that nobody waits for does not end, and at exit when one never will."""
+"""Ends this process when a program with collectives does not end, and at exit when one never will."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import torch.distributed as dist
 
 _PERIOD = 0.5
 
 
 @dataclass
 class Launched:
+    """A program with collectives. XLA may run it in the launching call itself, so it is watched from before that."""
+
     group: Any
     number: int
     doing: str
-    arrays: list[Any]
     seconds: float
     deadline: float
+    arrays: list[Any] | None = None
 
     def done(self) -> bool:
-        return all(array.is_deleted() or array.is_ready() for array in self.arrays)
+        return self.arrays is not None and all(array.is_deleted() or array.is_ready() for array in self.arrays)
 
 
 class _Watch:
@@ -38,7 +42,7 @@ class _Watch:
 
     def add(self, item: Launched) -> None:
         with self.lock:
-            # In order of launch: what runs before a finished program is finished too.
+            # In order of launch: what was launched before a finished program is finished too.
             if self.launched and self.launched[-1].done():
                 self.launched.clear()
             self.launched.append(item)
@@ -61,9 +65,24 @@ class _Watch:
 _watch = _Watch()
 
 
-def add(group: Any, number: int, doing: str, arrays: Sequence[Any], seconds: float) -> None:
-    """Watches over a launched program's outputs."""
-    _watch.add(Launched(group, number, doing, list(arrays), seconds, time.monotonic() + seconds))
+def run(group: Any, number: int, doing: str, seconds: float, launch: Callable[[], list[Any]]) -> list[Any]:
+    """Launches a program, and watches over it until its outputs are there.
+
+    Raises:
+        DistBackendError: it failed, for example since another rank left.
+    """
+    item = Launched(group, number, doing, seconds, time.monotonic() + seconds)
+    _watch.add(item)
+    try:
+        item.arrays = launch()
+    except RuntimeError as error:
+        item.arrays = []
+        if isinstance(error, dist.DistBackendError):
+            raise
+        # At once: a launcher that saw the other rank die is about to end this one.
+        print(f"tpu: {doing} failed; asking the other ranks where they are", file=sys.stderr, flush=True)
+        raise dist.DistBackendError(group.explain(number, doing, f"failed ({error})")) from error
+    return item.arrays
 
 
 def broken() -> None:

@@ -28,7 +28,8 @@ def check(op: Any, given: dict[str, Any]) -> None:
         target, scores = given["target"], given["self"]
         classes = scores.shape[min(1, scores.dim() - 1)]
         wrong = (target < 0) | (target >= classes)
-        _raise_first(target, wrong & (target != given.get("ignore_index", -100)), IndexError, "Target {index} is out of bounds.")
+        counted = target != given.get("ignore_index", -100)
+        _raise_first(target, wrong & counted, IndexError, "Target {index} is out of bounds.")
         return
     if packet in ("take", "put"):
         size = given["self"].numel()

@@ -20,11 +20,15 @@ class Client:
             os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
             if config.MALLOC.flag():
                 _keep_large_blocks()
-        import jax
-
-        from . import jax_door, processes
+        from . import processes, slices
 
         job = processes.wanted()
+        if job is not None and self.platform.name == "tpu":
+            slices.export(job.rank, job.world, self.platform.generation)
+        import jax
+
+        from . import jax_door
+
         if job is not None:
             processes.join(job)
         jax_door.quiet_fork()

@@ -114,11 +114,11 @@ def coordinator(address: str, world: int) -> Any:
 
 def connect(address: str, rank: int, world: int, seconds: int, own_address: str) -> Any:
     """Makes this process one of a job; must come before JAX's backends start. On virtual chips the data go through
-    gloo, bound to `own_address`. (jax.distributed.initialize would end the process when another one dies, without a
-    word of who, and would wait for the others at exit.)"""
+    gloo, bound to `own_address`. (jax.distributed.initialize would also wait for the others at every exit, so a rank
+    that fails would not end.) JAX ends the process when rank 0, which serves the coordinator, is gone."""
     client = _jax.get_distributed_runtime_client(
         address, rank, init_timeout=seconds, heartbeat_timeout=100, shutdown_on_destruction=False,
-        missed_heartbeat_callback=lambda status: None, use_compression=True)
+        use_compression=True)
     client.connect()
     state = _distributed.global_state
     state.client, state.process_id, state.num_processes, state.coordinator_address = client, rank, world, address

@@ -6,8 +6,10 @@ process group that is being made. Rank 0 serves JAX's coordinator on a port it h
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -122,3 +124,15 @@ def join(job: Job) -> None:
     client = jax_door.connect(address, job.rank, job.world, int(job.seconds), _own_address(job.master))
     _runtime = (service, client)
     joined = job
+    atexit.register(_leave, store, job)
+
+
+def _leave(store: Any, job: Job) -> None:
+    """At exit: rank 0 serves the coordinator, without which JAX aborts the others, so it leaves last; but at once where
+    an error ends it."""
+    try:
+        store.set(f"left/{job.rank}", b"1")
+        if job.rank == 0 and not hasattr(sys, "last_value"):
+            store.wait([f"left/{rank}" for rank in range(job.world)], timedelta(minutes=30))
+    except RuntimeError:  # the store's server left before this process: nobody is waiting for an answer
+        return
