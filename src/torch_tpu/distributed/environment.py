@@ -7,6 +7,7 @@ import os
 from ..runtime import platform
 from ..runtime.slices import bounds, hostnames
 
+
 def set_tpu_launch_env(nnodes: int | None = None, nproc_per_node: int | None = None) -> None:
     """Prepares the environment of this process for `torch.distributed.run.main()` or multiprocessing. Plain `torchrun`
     works without it: what a worker needs is derived from torchrun's variables when its device starts.
