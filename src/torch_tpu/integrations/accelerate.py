@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +14,7 @@ from . import on_import
 
 def install() -> None:
     on_import.after("accelerate.state", _default_device)
+    on_import.after("accelerate.state", _processes)
     on_import.after("accelerate.utils.modeling", _max_memory)
 
 
@@ -25,6 +28,28 @@ def _default_device(module: ModuleType) -> None:
         return torch.device("tpu", 0) if found.type == "cpu" else found
 
     state.default_device = property(default_device)
+
+
+def _processes(module: ModuleType) -> None:
+    """Several processes under torchrun are one distributed training, not as many separate ones.
+
+    Accelerate's enumeration of distributed types cannot be extended; the code for MULTI_NEURON is its general one.
+    """
+    state = module.PartialState
+    theirs = state._prepare_backend
+
+    @functools.wraps(theirs)
+    def _prepare_backend(self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None) -> Any:
+        found, kind = theirs(self, cpu, sagemaker_dp, backend)
+        launched = int(os.environ.get("LOCAL_RANK", -1)) != -1 and int(os.environ.get("WORLD_SIZE", 1)) > 1
+        if cpu or not launched or kind != module.DistributedType.NO or self.default_device.type != "tpu":
+            return found, kind
+        self.device = torch.device("tpu", 0)
+        # DistributedDataParallel must not be told LOCAL_RANK as the number of its chip: each process has one.
+        os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
+        return backend or "tpu_dist", module.DistributedType.MULTI_NEURON
+
+    state._prepare_backend = _prepare_backend
 
 
 def _max_memory(module: ModuleType) -> None:

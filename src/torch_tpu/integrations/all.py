@@ -18,7 +18,8 @@ def install() -> None:
     backend.install()
     if not config.INTEGRATIONS.flag():
         return
-    from . import accelerate, transformers
+    from . import accelerate, transformers, transformers_tp
 
     accelerate.install()
     transformers.install()
+    transformers_tp.install()
