@@ -1,4 +1,4 @@
-"""Transformers' tensor parallelism and Accelerate on several ranks, with tiny models, against one process on the CPU."""
+"""Transformers' tensor parallelism and Accelerate on two ranks, with tiny models, against one process on the CPU."""
 
 from launcher import run
 

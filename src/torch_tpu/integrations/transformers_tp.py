@@ -90,7 +90,8 @@ def _adapt(module: ModuleType) -> None:
             module.forward = forward
             return super().install_forward(module, mesh)
 
-    tensor_parallel.ALL_PARALLEL_STYLES.register(STYLE, KeyValueHeads())
+    style: Any = KeyValueHeads()
+    tensor_parallel.ALL_PARALLEL_STYLES.register(STYLE, style)
     mixin = module.DistributedMixin
     theirs = mixin._resolve_parallel_plans
 
