@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform as host
 import sys
 import threading
@@ -75,6 +76,7 @@ def _environment() -> str:
 
     device = client.get().device
     parts = [jax.__version__, jaxlib.__version__, jax_door.client_version(device), device.device_kind, host.machine()]
+    parts += [f"{name}={os.environ[name]}" for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") if os.environ.get(name)]
     if client.get().platform.virtual:
         try:
             with open("/proc/cpuinfo") as info:
