@@ -1,4 +1,4 @@
-"""torch-tpu doctor | cache"""
+"""torch-tpu doctor | cache | conformance"""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from .conformance import command as conformance_command
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="torch-tpu", description="PyTorch on TPUs: what is installed, and the cache")
+    parser = argparse.ArgumentParser(prog="torch-tpu",
+                                     description="PyTorch on TPUs: what is installed, what works, and the cache")
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="versions, chips, settings, a self test, and what is missing")
     doctor.add_argument("--no-test", action="store_true", help="do not start the device")
     cache = commands.add_parser("cache", help="the folder of compiled executables")
     cache.add_argument("action", choices=("list", "clear", "path", "stats"), nargs="?", default="stats")
+    conformance = commands.add_parser("conformance", help="PyTorch's own operator tests on the device, against the CPU")
+    conformance_command.arguments(conformance)
     given = parser.parse_args(arguments)
+    if given.command == "conformance":
+        return conformance_command.run(given)
     if given.command == "doctor":
         from . import doctor as subject
 
