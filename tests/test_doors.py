@@ -134,14 +134,15 @@ def test_trace_compile_save_load_execute(chip):
 
     from torch_tpu.runtime import jax_door
 
-    module = jax_door.trace(lambda a, b: [a + b, a * 2], [jax.ShapeDtypeStruct((2,), np.float64)] * 2)
+    module, infos = jax_door.trace(lambda a, b: [a + b, a * 2], [jax.ShapeDtypeStruct((2,), np.float64)] * 2)
     assert jax_door.module_bytes(module) == jax_door.module_bytes(module) and b"f64" in jax_door.module_bytes(module)
     options = jax_door.compile_options(chip)
     program = jax_door.compile_module(module, chip, options)
     argument = jax_door.put(np.array([1.0, 2.0]), chip)
     again = jax_door.load_executable(jax_door.save_executable(program), chip, options)
     for runs in (program, again):
-        assert [out.tolist() for out in jax_door.execute(runs, [argument, argument])] == [[2.0, 4.0], [2.0, 4.0]]
+        results = jax_door.execute(runs, [argument, argument], jax_door.outputs(infos, chip))
+        assert [out.tolist() for out in results] == [[2.0, 4.0], [2.0, 4.0]]
     assert program.get_hlo_text() and program.get_compiled_memory_stats() is not None
 
 

@@ -91,9 +91,9 @@ class Segment:
                     index = memo[id(held)] = len(buffers)
                     buffers.append(held)
                 if self.fixed:
-                    key.append((index, held.shape, value.storage_offset()))
+                    key.append((index, held.kind, value.storage_offset()))
                 else:
-                    key.append((index, held.shape, value.storage_offset(), tuple(value.shape), value.stride()))
+                    key.append((index, held.kind, value.storage_offset(), value.shape, value.stride()))
             else:
                 key.append(value)
         given, values = values, moved or values

@@ -84,7 +84,7 @@ def page(results: Results, versions: str, samples: int, command: str) -> str:
         "Every operator of PyTorch's OpInfo database is compared with CPU PyTorch: results, gradients (floating and "
         "complex dtypes), non-contiguous inputs, the in-place form, `out=`. Integers and bools must be equal. "
         f"Tolerances, relative and absolute: {tolerances}; gradients 10 times as much. A result outside of it passes "
-        "only when it is as near to the same operator in the next wider dtype as the CPU's result is. Random operators are "
+        "only when it is as near to the same operator in the next wider dtype as the CPU's result is. Random ones are "
         "compared in shape and dtype here, and by statistics in the tests. complex32 and quantized dtypes are left "
         "out.",
         "", *summary(results), "",

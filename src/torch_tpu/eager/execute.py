@@ -13,7 +13,7 @@ import torch
 
 from ..lowering import context, promotion, table
 from ..runtime import config, dtypes, executable, transfer
-from ..tensor import buffer, views
+from ..tensor import buffer, torch_door, views
 from . import bounds, creation, oracle, overlap
 from .plan import Plan
 
@@ -38,12 +38,21 @@ class Number:
         self.index = index
 
 
-@dataclass
+@dataclass(slots=True)
+class Fresh:
+    """A result that is a new tensor: which output, and what it becomes."""
+
+    position: int
+    template: torch_door.Template
+    kind: buffer.Kind
+
+
+@dataclass(slots=True)
 class Compiled:
     """An executable with what its outputs mean."""
 
     program: executable.Executable
-    fresh: list[Any]  # per result: None, ("tensor", sizes, strides, nbytes), or a list of those
+    fresh: list[Any]  # per result: None, a Fresh, or a list of those
     written: list[tuple[int, int]]  # (buffer index, output index)
 
 
@@ -67,8 +76,7 @@ class Call:
         if index is None:
             index = self.memo[id(held)] = len(self.buffers)
             self.buffers.append(held)
-        self.key.append((index, held.shape, held.dtype, tensor.dtype, tuple(tensor.shape), tensor.stride(),
-                         tensor.storage_offset()))
+        self.key.append((index, held.kind, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()))
 
     def add_target(self, tensor: Tensor, plan: Plan) -> None:
         if buffer.of(tensor) is None:
@@ -221,8 +229,7 @@ def _wrap(spec: Any, outputs: list[Any]) -> Any:
         return None
     if isinstance(spec, list):
         return [_wrap(item, outputs) for item in spec]
-    position, sizes, strides = spec
-    return buffer.wrap(outputs[position], sizes, strides)
+    return buffer.lay(spec.template, spec.kind, outputs[spec.position])
 
 
 def _resize_outputs(targets: list[Tensor], layouts: list[Layout]) -> None:
@@ -321,7 +328,7 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
 
     def program(*arrays: Any) -> list[Any]:
         def tensor(item: Any, _: Any) -> Any:
-            index, _, _, dtype, sizes, strides, offset = item
+            index, _, dtype, sizes, strides, offset = item
             return views.read(arrays[index], views.View(sizes, strides, offset), dtypes.to_numpy(dtype))
 
         def number(index: int, _: Any) -> Any:
@@ -373,8 +380,8 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
 
 
 def _describe(call: Call) -> str:
-    shapes = [f"{tuple(item[4])} {item[3]}" for item in call.key
-              if isinstance(item, tuple) and len(item) == 7 and isinstance(item[0], int)]
+    shapes = [f"{tuple(item[3])} {item[2]}" for item in call.key
+              if isinstance(item, tuple) and len(item) == 6 and isinstance(item[0], int)]
     return ", ".join(shapes) or "no tensors"
 
 
@@ -414,7 +421,8 @@ def _emit(value: Any, meta: Any, outputs: list[Any]) -> Any:
                 strides = meta.stride()
                 value = value.transpose(order)
     outputs.append(value)
-    return len(outputs) - 1, sizes, strides
+    kind = buffer.kind(tuple(value.shape), value.dtype)
+    return Fresh(len(outputs) - 1, torch_door.template(sizes, strides, kind.torch_dtype), kind)
 
 
 def clear() -> None:

@@ -44,10 +44,11 @@ STATISTICS = Statistics()
 class Executable:
     """A compiled program over flat lists of JAX arrays."""
 
-    __slots__ = ("_loaded", "name")
+    __slots__ = ("_loaded", "_makers", "name")
 
-    def __init__(self, loaded: Any, name: str) -> None:
+    def __init__(self, loaded: Any, makers: list[Any], name: str) -> None:
         self._loaded = loaded
+        self._makers = makers
         self.name = name
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
@@ -55,7 +56,7 @@ class Executable:
             raise client.fork_error()
         STATISTICS.launches += 1
         try:
-            return jax_door.execute(self._loaded, arrays)
+            return jax_door.execute(self._loaded, arrays, self._makers)
         except jax_door.XlaError as error:
             raise errors.from_xla(error, f"running {self.name}") from error
 
@@ -130,7 +131,7 @@ def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Seque
     device = client.get().device
     begin = time.perf_counter()
     with dynamo_door.untraced():
-        module = jax_door.trace(fn, avals, donate)
+        module, results = jax_door.trace(fn, avals, donate)
     traced = time.perf_counter()
     xla_options = jax_door.compile_options(device, options, replicas)
     disk = cache.disk()
@@ -168,4 +169,4 @@ def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Seque
         STATISTICS.graphs.append(CompileRecord(name, traced - begin, done - traced, source))
     if config.logs("compile"):
         print(f"torch_tpu: {source} {name}: trace {traced - begin:.2f} s, XLA {done - traced:.2f} s", file=sys.stderr)
-    return Executable(loaded, name)
+    return Executable(loaded, jax_door.outputs(results, device), name)

@@ -62,11 +62,14 @@ def export_dlpack(array: jax.Array) -> Any:
     return _jax.buffer_to_dlpack_managed_tensor(array)
 
 
-def trace(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], donate: Sequence[int] = ()) -> Any:
-    """StableHLO (an MLIR module) of `fn` over flat arguments, traced with 64-bit types."""
+def trace(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct],
+          donate: Sequence[int] = ()) -> tuple[Any, list[Any]]:
+    """StableHLO (an MLIR module) of `fn` over flat arguments, traced with 64-bit types, and its flat results' shapes
+    and dtypes."""
     with x64():
         jitted = jax.jit(fn, donate_argnums=tuple(donate), keep_unused=True)
-        return jitted.lower(*avals).compiler_ir("stablehlo")
+        lowered = jitted.lower(*avals)
+        return lowered.compiler_ir("stablehlo"), jax.tree.leaves(lowered.out_info)
 
 
 def module_bytes(module: Any) -> bytes:
@@ -93,10 +96,18 @@ def save_executable(executable: Any) -> bytes:
     return executable.serialize()
 
 
-def execute(executable: Any, arrays: list[jax.Array]) -> list[jax.Array]:
-    """Runs an executable on one device; returns one array an output, without waiting for them."""
-    results = executable.execute_sharded(arrays).disassemble_into_single_device_arrays()
-    return [shards[0] for shards in results]
+def outputs(infos: Sequence[Any], device: Any) -> list[Any]:
+    """What makes jax.Arrays of an executable's outputs: one for each of the shapes and dtypes that `trace` gave."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    with x64():
+        return [_jax.array_result_handler(jax.core.ShapedArray(info.shape, info.dtype), sharding, committed=True,
+                                          _skip_checks=True) for info in infos]
+
+
+def execute(executable: Any, arrays: list[jax.Array], makers: list[Any]) -> list[jax.Array]:
+    """Runs an executable on one device; returns one array an output, without waiting for them. (Half the time of
+    disassemble_into_single_device_arrays.)"""
+    return executable.execute_sharded(arrays).consume_with_handlers(makers)
 
 
 def client_version(device: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import torch
 from . import platform
 
 
-@dataclass
+@dataclass(slots=True)
 class Counters:
     """Of one quantity: now, its peak, and its sums since the last reset."""
 
@@ -19,23 +20,14 @@ class Counters:
     allocated: int = 0
     freed: int = 0
 
-    def add(self, amount: int) -> None:
-        self.current += amount
-        self.allocated += amount
-        self.peak = max(self.peak, self.current)
-
-    def remove(self, amount: int) -> None:
-        self.current -= amount
-        self.freed += amount
-
 
 BYTES = Counters()
 BUFFERS = Counters()
 out_of_memory = 0  # how often a virtual chip's bound was hit
 
-# Reentrant: the garbage collector may free a buffer while this thread counts another.
-_lock = threading.RLock()
+_lock = threading.Lock()
 _limit: int | None = None
+_bound: float | None = None  # what a buffer must stay below; infinite on a real chip, whose allocator decides itself
 
 
 def limit() -> int:
@@ -46,30 +38,51 @@ def limit() -> int:
     return _limit
 
 
-def reserve(nbytes: int, doing: str = "allocating a tensor") -> None:
-    """Counts a new buffer.
+def reserve(nbytes: int) -> None:
+    """Counts a new buffer of more than 0 bytes. Called for every result of every operator: no lock. CPython changes
+    threads, and runs the garbage collector's finalizers, only at calls and backward jumps, and from the test of the
+    bound to the last line there is neither.
 
     Raises:
-        torch.OutOfMemoryError: a virtual chip's memory would be exceeded (a real chip's allocator decides itself).
+        torch.OutOfMemoryError: a virtual chip's memory would be exceeded.
     """
-    global out_of_memory
-    with _lock:
-        if nbytes > limit() - BYTES.current and platform.choose().virtual:
-            out_of_memory += 1
-            raise torch.OutOfMemoryError(
-                f"tpu: out of memory while {doing}: {_mib(nbytes)} asked for, {_mib(BYTES.current)} of "
-                f"{_mib(limit())} in use. Free tensors you no longer need, use a smaller batch or a narrower dtype; "
-                "a virtual chip's memory is set by TORCH_TPU_VIRTUAL_HBM.")
-        if nbytes:
-            BYTES.add(nbytes)
-            BUFFERS.add(1)
+    if _bound is None:
+        _set_bound()
+    held, count = BYTES, BUFFERS
+    now = held.current + nbytes
+    if now > _bound:  # type: ignore[operator]
+        _refuse(nbytes)
+    held.current = now
+    held.allocated += nbytes
+    if now > held.peak:
+        held.peak = now
+    count.current = now = count.current + 1
+    count.allocated += 1
+    if now > count.peak:
+        count.peak = now
 
 
 def release(nbytes: int) -> None:
     """Counts a buffer (of more than 0 bytes) out again."""
-    with _lock:
-        BYTES.remove(nbytes)
-        BUFFERS.remove(1)
+    held, count = BYTES, BUFFERS
+    held.current -= nbytes
+    held.freed += nbytes
+    count.current -= 1
+    count.freed += 1
+
+
+def _set_bound() -> None:
+    global _bound
+    _bound = limit() if platform.choose().virtual else math.inf
+
+
+def _refuse(nbytes: int) -> None:
+    global out_of_memory
+    out_of_memory += 1
+    raise torch.OutOfMemoryError(
+        f"tpu: out of memory while allocating a tensor: {_mib(nbytes)} asked for, {_mib(BYTES.current)} of "
+        f"{_mib(limit())} in use. Free tensors you no longer need, use a smaller batch or a narrower dtype; "
+        "a virtual chip's memory is set by TORCH_TPU_VIRTUAL_HBM.")
 
 
 def allocated() -> int:

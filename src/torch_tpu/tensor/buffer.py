@@ -13,6 +13,29 @@ from ..runtime import dtypes, memory, transfer
 from . import torch_door
 
 
+class Kind:
+    """Shape and dtype of an array: one object for each combination, so that keys compare it by identity."""
+
+    __slots__ = ("dtype", "nbytes", "shape", "strides", "torch_dtype")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        self.strides = contiguous(shape)
+        self.torch_dtype = dtypes.to_torch(dtype)
+
+
+_kinds: dict[tuple[tuple[int, ...], np.dtype], Kind] = {}
+
+
+def kind(shape: tuple[int, ...], dtype: np.dtype) -> Kind:
+    found = _kinds.get((shape, dtype))
+    if found is None:
+        found = _kinds.setdefault((shape, dtype), Kind(shape, dtype))
+    return found
+
+
 class Buffer:
     """Device memory of one storage.
 
@@ -22,19 +45,26 @@ class Buffer:
     yet), so it must not be donated.
     """
 
-    __slots__ = ("_array", "_bytes", "_host", "_size", "dtype", "shape", "shared")
+    __slots__ = ("_array", "_bytes", "_host", "_size", "kind", "shared")
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, array: Any = None) -> None:
-        self.shape = shape
-        self.dtype = dtype
+    def __init__(self, kind: Kind, array: Any = None) -> None:
+        self.kind = kind
         self.shared = False
         self._array = array
         self._host: torch.Tensor | None = None
         self._size: int | None = None
         self._bytes = 0
-        nbytes = math.prod(shape) * dtype.itemsize
-        memory.reserve(nbytes)
-        self._bytes = nbytes
+        if kind.nbytes:
+            memory.reserve(kind.nbytes)
+            self._bytes = kind.nbytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.kind.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.kind.dtype
 
     def array(self) -> Any:
         if self._array is None:
@@ -55,8 +85,8 @@ class Buffer:
         """Takes a new array as the storage's data (same number of bytes)."""
         self._array = array
         self._host = None
-        self.shape = array.shape
-        self.dtype = array.dtype
+        if array.shape != self.kind.shape or array.dtype != self.kind.dtype:
+            self.kind = kind(array.shape, array.dtype)
         self.shared = False
 
     def share(self, other: Buffer) -> None:
@@ -80,13 +110,13 @@ class Buffer:
             return
         order = dense_order(sizes, strides)
         whole = order is not None and math.prod(sizes) * dtype.itemsize == nbytes
-        self.shape = tuple(sizes[d] for d in order) if whole and order is not None else (nbytes // dtype.itemsize,)
-        self.dtype = dtype
+        shape = tuple(sizes[d] for d in order) if whole and order is not None else (nbytes // dtype.itemsize,)
+        self.kind = kind(shape, dtype)
         if self._host is not None:
             self.array()
 
     def capacity(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.kind.nbytes
 
     def nbytes(self) -> int:
         return self.capacity() if self._size is None else self._size
@@ -124,18 +154,22 @@ def of(tensor: torch.Tensor) -> Buffer | None:
 
 def wrap(array: Any, sizes: Sequence[int] | None = None, strides: Sequence[int] | None = None) -> torch.Tensor:
     """A new tensor over an array. With sizes and strides, the array holds the elements in memory order."""
-    shape = array.shape
-    if sizes is None:
-        sizes, strides = shape, contiguous(shape)
-    assert strides is not None
-    tensor = torch_door.new_tensor(sizes, strides, dtypes.to_torch(array.dtype))
-    tensor.untyped_storage()._tpu_buffer = Buffer(shape, array.dtype, array)  # type: ignore[attr-defined]
+    what = kind(array.shape, array.dtype)
+    if sizes is None or strides is None:
+        sizes, strides = what.shape, what.strides
+    return lay(torch_door.template(sizes, strides, what.torch_dtype), what, array)
+
+
+def lay(template: torch_door.Template, what: Kind, array: Any) -> torch.Tensor:
+    """A new tensor of a layout over an array of that kind."""
+    tensor = template.make()
+    tensor.untyped_storage()._tpu_buffer = Buffer(what, array)  # type: ignore[attr-defined]
     return tensor
 
 
 def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor whose memory is taken at its first use, and is zero then."""
-    kind = dtypes.to_numpy(dtype)
+    element = dtypes.to_numpy(dtype)
     order = dense_order(sizes, strides)
     if order is not None:
         shape = tuple(sizes[d] for d in order)
@@ -143,7 +177,7 @@ def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> t
         span = 1 + sum((n - 1) * s for n, s in zip(sizes, strides)) if 0 not in sizes else 0
         shape = (span,)
     tensor = torch_door.new_tensor(tuple(sizes), tuple(strides), dtype)
-    tensor.untyped_storage()._tpu_buffer = Buffer(shape, kind)  # type: ignore[attr-defined]
+    tensor.untyped_storage()._tpu_buffer = Buffer(kind(shape, element))  # type: ignore[attr-defined]
     return tensor
 
 

@@ -7,6 +7,7 @@ A device tensor is a plain torch.Tensor whose storage has a unique, made-up addr
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections.abc import Sequence
 
@@ -43,53 +44,65 @@ class _DLManagedTensor(ctypes.Structure):
     _fields_ = [("dl_tensor", _DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
-# Addresses far above anything a process can map (user space ends at 2**47, or 2**56 with five-level tables).
-_address_lock = threading.Lock()
-_next_address = 1 << 60
+# Addresses far above anything a process can map (user space ends at 2**47, or 2**56 with five-level tables). Storages
+# of up to 2**k bytes, and more than half of it, are numbered from k * 2**57 in steps of 2**k, so none is met twice.
+_addresses = {k: itertools.count(k << 57, 1 << k).__next__ for k in range(6, 57)}
+_from_dlpack = torch._C._from_dlpack  # type: ignore[attr-defined]
+_thread = threading.get_ident
+
+
+class Template:
+    """A layout of which tensors are made: a filled-in DLPack struct. torch reads it when a storage dies, so it lives
+    for ever (about 400 bytes), and belongs to the thread that made it, which alone writes addresses into it."""
+
+    __slots__ = ("address", "cell", "dtype", "owner", "pointer", "sizes", "strides", "struct")
+
+    def __init__(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.sizes, self.strides, self.dtype = sizes, strides, dtype
+        code, bits = _CODES[dtype]
+        rank = len(sizes)
+        self.struct = struct = _DLManagedTensor()
+        tensor = struct.dl_tensor
+        tensor.device_type, tensor.device_id, tensor.ndim = _EXT_DEVICE, 0, rank
+        tensor.code, tensor.bits, tensor.lanes = code, bits, 1
+        tensor.shape = (ctypes.c_int64 * max(rank, 1))(*sizes)
+        tensor.strides = (ctypes.c_int64 * max(rank, 1))(*strides)
+        elements = 1 + sum((n - 1) * s for n, s in zip(sizes, strides)) if 0 not in sizes else 0
+        self.address = _addresses[max(6, (elements * bits // 8).bit_length())]
+        self.cell = ctypes.c_void_p.from_buffer(struct, _DLManagedTensor.dl_tensor.offset + _DLTensor.data.offset)
+        self.pointer = ctypes.addressof(struct)
+        self.owner = _thread()
+
+    def make(self) -> torch.Tensor:
+        """A tensor on tpu:0 with a storage of its own and no data yet (1 microsecond)."""
+        if _thread() != self.owner:
+            return template(self.sizes, self.strides, self.dtype).make()
+        self.cell.value = self.address()
+        return _from_dlpack(_capsule(self.pointer, b"dltensor", None))
 
 
 class _Templates(threading.local):
-    """One filled-in DLPack struct per (sizes, strides, dtype) and thread. torch reads it when a storage dies, so a
-    struct lives for ever: about 200 bytes each."""
-
     def __init__(self) -> None:
-        self.cache: dict[tuple[Sequence[int], Sequence[int], torch.dtype], tuple[_DLManagedTensor, int, int]] = {}
+        self.cache: dict[tuple[Sequence[int], Sequence[int], torch.dtype], Template] = {}
 
 
 _templates = _Templates()
-_keep: list[_DLManagedTensor] = []
+_keep: list[Template] = []
+
+
+def template(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Template:
+    """This thread's template of a layout."""
+    key = (tuple(sizes), tuple(strides), dtype)
+    found = _templates.cache.get(key)
+    if found is None:
+        found = _templates.cache[key] = Template(*key)
+        _keep.append(found)
+    return found
 
 
 def new_tensor(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on tpu:0 with a storage of its own and no data yet (2 microseconds)."""
-    global _next_address
-    key = (sizes, strides, dtype)
-    found = _templates.cache.get(key)
-    if found is None:
-        found = _template(sizes, strides, dtype)
-        _templates.cache[(tuple(sizes), tuple(strides), dtype)] = found
-    struct, pointer, span = found
-    with _address_lock:
-        address = _next_address
-        _next_address += span
-    struct.dl_tensor.data = address
-    return torch._C._from_dlpack(_capsule(pointer, b"dltensor", None))  # type: ignore[attr-defined]
-
-
-def _template(sizes: Sequence[int], strides: Sequence[int],
-              dtype: torch.dtype) -> tuple[_DLManagedTensor, int, int]:
-    code, bits = _CODES[dtype]
-    rank = len(sizes)
-    struct = _DLManagedTensor()
-    tensor = struct.dl_tensor
-    tensor.device_type, tensor.device_id, tensor.ndim = _EXT_DEVICE, 0, rank
-    tensor.code, tensor.bits, tensor.lanes = code, bits, 1
-    tensor.shape = (ctypes.c_int64 * max(rank, 1))(*sizes)
-    tensor.strides = (ctypes.c_int64 * max(rank, 1))(*strides)
-    _keep.append(struct)
-    elements = 1 + sum((n - 1) * s for n, s in zip(sizes, strides)) if 0 not in sizes else 0
-    span = -(-(elements * bits // 8 + 64) // 64) * 64
-    return struct, ctypes.addressof(struct), span
+    """A tensor on tpu:0 with a storage of its own and no data yet."""
+    return template(sizes, strides, dtype).make()
 
 
 def as_strided(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int],
