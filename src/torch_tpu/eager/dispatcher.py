@@ -116,14 +116,16 @@ def _register() -> None:
 
 
 def _planned(made: Any) -> Any:
-    from . import execute, random
+    from . import execute, quick, random
 
     if made.entry.random:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             return execute.run(made, args, kwargs, random.next_key(kwargs.get("generator")))
     else:
-        def kernel(*args: Any, **kwargs: Any) -> Any:
+        def plain(*args: Any, **kwargs: Any) -> Any:
             return execute.run(made, args, kwargs)
+
+        kernel = quick.kernel(made, execute.run) or plain
     if not any(a.name == "device" for a in made.op._schema.arguments):
         return kernel
     from . import creation

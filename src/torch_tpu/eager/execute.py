@@ -14,7 +14,7 @@ import torch
 from ..lowering import context, promotion, table
 from ..runtime import config, dtypes, executable, transfer
 from ..tensor import buffer, torch_door, views
-from . import bounds, creation, oracle, overlap
+from . import bounds, creation, oracle, overlap, quick
 from .plan import Plan
 
 Tensor = torch.Tensor
@@ -54,6 +54,7 @@ class Compiled:
     program: executable.Executable
     fresh: list[Any]  # per result: None, a Fresh, or a list of those
     written: list[tuple[int, int]]  # (buffer index, output index)
+    short: quick.Entry | None = None  # for calls whose tensors cover their whole memory
 
 
 class Call:
@@ -131,13 +132,15 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
 _cache: dict[tuple[Any, ...], Compiled | list[Layout]] = {}
 
 
-def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None) -> Any:
+def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None, table: quick.Table | None = None,
+        slot: Any = None) -> Any:
     """Runs an overload.
 
     Args:
         plan: how.
         args, kwargs: the overload's own arguments; tensors on the device, 0-d CPU tensors, numbers.
         key: a uint32[2] JAX array for a random operator.
+        table, slot: where to enter the short way of the next such call, if it can have one.
     """
     call = Call()
     given = dict(plan.defaults)
@@ -208,6 +211,8 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
     if config_debug():
         for array in outputs:
             array.block_until_ready()
+    if table is not None and compiled.short is not None and not config_debug():
+        table[slot] = compiled.short
     results = [_wrap(spec, outputs) for spec in compiled.fresh]
     values = [given[what] if where == "argument" else results[what] for where, what in plan.returns]
     return values[0] if len(values) == 1 else (None if not values else tuple(values))
@@ -372,11 +377,31 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
         avals.append(jax.ShapeDtypeStruct((2,), np.uint32))
     donate = sorted({index for index, _, _ in target_views if not call.buffers[index].shared})
     name = str(plan.op)
+    consulted = context.Consulted.count
     try:
         program_ = executable.build(program, avals, name, donate)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise type(error)(f"{name} on tpu, with {_describe(call)}: {error}") from error
-    return Compiled(program_, layout["fresh"], layout["written"])
+    compiled = Compiled(program_, layout["fresh"], layout["written"])
+    precision = torch.get_float32_matmul_precision() if context.Consulted.count > consulted else None
+    compiled.short = _short(compiled, call, precision)
+    return compiled
+
+
+def _short(compiled: Compiled, call: Call, precision: str | None) -> quick.Entry | None:
+    """The short way, where neither a global setting but the precision, nor a layout, nor a second result matters."""
+    kinds = [held.kind for held in call.buffers]
+    if {kind.torch_dtype for kind in kinds} - _SHORT_DTYPES or len({kind.torch_dtype for kind in kinds}) != 1:
+        return None
+    if not compiled.written and len(compiled.fresh) == 1 and isinstance(compiled.fresh[0], Fresh):
+        made = compiled.fresh[0]
+        return quick.Entry(compiled.program, made.kind, made.template, precision)
+    if compiled.written == [(0, 0)] and not compiled.fresh and not call.buffers[0].shared:
+        return quick.Entry(compiled.program, None, None, precision)
+    return None
+
+
+_SHORT_DTYPES = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
 
 
 def _describe(call: Call) -> str:
@@ -428,6 +453,7 @@ def _emit(value: Any, meta: Any, outputs: list[Any]) -> Any:
 def clear() -> None:
     """Forgets the compiled operators of this process."""
     _cache.clear()
+    quick.clear()
 
 
 def cached() -> int:

@@ -13,6 +13,13 @@ def key() -> tuple[object, ...]:
     return torch.get_float32_matmul_precision(), torch.get_default_dtype()
 
 
+class Consulted:
+    """How often the precision was asked for: whether a program depends on it."""
+
+    count = 0
+
+
 def precision() -> lax.Precision:
     """Precision of float32 matmul and convolution, as set by torch.set_float32_matmul_precision."""
+    Consulted.count += 1
     return _PRECISION[torch.get_float32_matmul_precision()]

@@ -56,6 +56,21 @@ def scalar(value: Any, kind: np.dtype) -> Any:
     return found
 
 
+_NUMBERS: dict[Any, Any] = {}
+
+
+def number(value: float | int) -> Any:
+    """A 0-d float64 or int64 array of a Python number; the common ones are kept."""
+    found = _NUMBERS.get(value)
+    if found is None or found[0] is not type(value) or not value:  # 1 equals 1.0, and 0.0 equals -0.0
+        kind = np.dtype(np.float64 if type(value) is float else np.int64)
+        found = (type(value), scalar(value, kind))
+        if len(_NUMBERS) >= _SCALAR_LIMIT:
+            _NUMBERS.clear()
+        _NUMBERS[value] = found
+    return found[1]
+
+
 _NUMPY_NATIVE = {torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16,
                  torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64,
                  torch.complex128}

@@ -89,6 +89,12 @@ class Buffer:
             self.kind = kind(array.shape, array.dtype)
         self.shared = False
 
+    def replace(self, array: Any) -> None:
+        """Takes a new array of the same shape and dtype."""
+        self._array = array
+        self._host = None
+        self.shared = False
+
     def share(self, other: Buffer) -> None:
         """Takes the other's data without a copy, until one of the two is written."""
         self.rebind(other.array())
