@@ -15,7 +15,7 @@ from ..lowering import context, promotion, table
 from ..runtime import config, dtypes, executable, transfer
 from ..tensor import buffer, torch_door, views
 from . import bounds, creation, oracle, overlap, quick
-from .plan import Plan
+from .plan import MISSING, Plan
 
 Tensor = torch.Tensor
 
@@ -54,6 +54,7 @@ class Compiled:
     program: executable.Executable
     fresh: list[Any]  # per result: None, a Fresh, or a list of those
     written: list[tuple[int, int]]  # (buffer index, output index)
+    only: Fresh | None = None  # the one result, where there is only one and nothing is written
     short: quick.Entry | None = None  # for calls whose tensors cover their whole memory
 
 
@@ -109,11 +110,14 @@ class Call:
         if isinstance(value, list):
             value = tuple(value)
         # 1, 1.0 and True are equal keys but not equal programs.
-        self.key.append((type(value), value) if isinstance(value, bool | int | float) else value)
+        self.key.append((type(value), value) if isinstance(value, _NUMBERS) else value)
 
 
 _NUMBER_KIND: dict[type, np.dtype] = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64),
                                       complex: np.dtype(np.complex128)}
+
+
+_NUMBERS = (bool, int, float)
 
 
 def _item(tensor: Tensor) -> Any:
@@ -143,29 +147,25 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
         table, slot: where to enter the short way of the next such call, if it can have one.
     """
     call = Call()
-    given = dict(plan.defaults)
-    given.update(zip(plan.names, args))
-    given.update(kwargs)
     if config_debug():
-        bounds.check(plan.op, given)
-    for name, kind in plan.params:
-        value = given.get(name, _MISSING)
-        if kind == "tensor":
-            if value is None or value is _MISSING:
-                call.key.append(None)
-            elif isinstance(value, Tensor):
+        bounds.check(plan.op, _given(plan, args, kwargs))
+    count = len(args)
+    for position, name, kind, default in plan.slots:
+        value = args[position] if position < count else kwargs.get(name, default)
+        if kind == "tensor" or kind == "traced":
+            if isinstance(value, Tensor):
                 call.add_tensor(value, plan)
+            elif value is MISSING:
+                call.key.append(None if kind == "tensor" else "default")
             else:
                 call.add_number(value)
-        elif kind == "traced":
-            if value is _MISSING:
+        elif kind == "static":
+            if value is MISSING:
                 call.key.append("default")
-            elif isinstance(value, Tensor):
-                call.add_tensor(value, plan)
             else:
-                call.add_number(value)
+                call.add_static(value)
         elif kind == "tensors":
-            if value is None or value is _MISSING:
+            if value is None or value is MISSING:
                 call.key.append(None)
             else:
                 call.key.append(len(value))
@@ -178,16 +178,12 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
             call.key.append(len(value))
             for item in value:
                 call.add_number(item)
-        elif kind == "static":
-            if value is _MISSING:
-                call.key.append("default")
-            else:
-                call.add_static(value)
-        elif name == "memory_format" and value is not _MISSING:
+        elif value is not MISSING:  # memory_format
             call.key.append(value)
     targets: list[Tensor] = []
+    given = _given(plan, args, kwargs) if plan.writes else None
     for name, _ in plan.writes:
-        target = given[name]
+        target = given[name]  # type: ignore[index]
         for tensor in target if isinstance(target, list | tuple) else (target,):
             if tensor is not None:
                 targets.append(tensor)
@@ -195,7 +191,7 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
     full_key = (plan.op, context.key(), *call.key)
     compiled = _cache.get(full_key)
     if compiled is None:
-        compiled = _build(plan, given, call, targets, key is not None)
+        compiled = _build(plan, given or _given(plan, args, kwargs), call, targets, key is not None)
         _cache[full_key] = compiled
     if isinstance(compiled, list):  # layouts of the out= tensors, which must be changed first
         _resize_outputs(targets, compiled)
@@ -213,12 +209,23 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
             array.block_until_ready()
     if table is not None and compiled.short is not None and not config_debug():
         table[slot] = compiled.short
+    if compiled.only is not None:
+        only = compiled.only
+        return buffer.lay(only.template, only.kind, outputs[only.position])
     results = [_wrap(spec, outputs) for spec in compiled.fresh]
-    values = [given[what] if where == "argument" else results[what] for where, what in plan.returns]
+    values = [given[what] if where == "argument" else results[what]  # type: ignore[index]
+              for where, what in plan.returns]
     return values[0] if len(values) == 1 else (None if not values else tuple(values))
 
 
-_MISSING = object()
+def _given(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name."""
+    given = dict(plan.defaults)
+    given.update(zip(plan.names, args))
+    given.update(kwargs)
+    return given
+
+
 _debug: bool | None = None
 
 
@@ -263,17 +270,17 @@ def rebuild(plan: Plan, given: dict[str, Any], call: Call, tensor: Any,
 
     arguments: list[Any] = []
     for name, kind in plan.params:
-        value = given.get(name, _MISSING)
+        value = given.get(name, MISSING)
         if kind in ("tensor", "traced"):
-            if value is _MISSING:
+            if value is MISSING:
                 next(keys)
-                arguments.append((name, _MISSING))
+                arguments.append((name, MISSING))
             else:
                 arguments.append((name, one(value)))
         elif kind in ("tensors", "traced_list"):
-            if value is None or value is _MISSING:
+            if value is None or value is MISSING:
                 next(keys)
-                arguments.append((name, _MISSING if value is _MISSING else None))
+                arguments.append((name, MISSING if value is MISSING else None))
             else:
                 next(keys)
                 arguments.append((name, [one(item) for item in value]))
@@ -281,14 +288,14 @@ def rebuild(plan: Plan, given: dict[str, Any], call: Call, tensor: Any,
             next(keys)
             arguments.append((name, value))
         else:
-            if name == "memory_format" and value is not _MISSING:
+            if name == "memory_format" and value is not MISSING:
                 next(keys)
-            arguments.append((name, _MISSING))
+            arguments.append((name, MISSING))
     schema = plan.functional._schema.arguments
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for argument, (name, value) in zip(schema, arguments):
-        if value is _MISSING:
+        if value is MISSING:
             value = argument.default_value if argument.has_default_value() else None
             if name in table.PLACEMENT:
                 continue
@@ -383,6 +390,8 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
     except (TypeError, ValueError, NotImplementedError) as error:
         raise type(error)(f"{name} on tpu, with {_describe(call)}: {error}") from error
     compiled = Compiled(program_, layout["fresh"], layout["written"])
+    if not plan.writes and len(plan.returns) == 1 and len(compiled.fresh) == 1 and isinstance(compiled.fresh[0], Fresh):
+        compiled.only = compiled.fresh[0]
     precision = torch.get_float32_matmul_precision() if context.Consulted.count > consulted else None
     compiled.short = _short(compiled, call, precision)
     return compiled
@@ -393,8 +402,8 @@ def _short(compiled: Compiled, call: Call, precision: str | None) -> quick.Entry
     kinds = [held.kind for held in call.buffers]
     if {kind.torch_dtype for kind in kinds} - _SHORT_DTYPES or len({kind.torch_dtype for kind in kinds}) != 1:
         return None
-    if not compiled.written and len(compiled.fresh) == 1 and isinstance(compiled.fresh[0], Fresh):
-        made = compiled.fresh[0]
+    if compiled.only is not None:
+        made = compiled.only
         return quick.Entry(compiled.program, made.kind, made.template, precision)
     if compiled.written == [(0, 0)] and not compiled.fresh and not call.buffers[0].shared:
         return quick.Entry(compiled.program, None, None, precision)

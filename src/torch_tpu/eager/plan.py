@@ -34,6 +34,8 @@ class Plan:
         fresh: indices of results that are new tensors.
         returns: for each returned value, ("fresh", result index) or ("argument", name).
         defaults: values of arguments that only the overload, not the functional one, lets a caller leave out.
+        slots: for each of params its position in the overload's own arguments (or one past all), name, kind and
+            default (MISSING for none).
     """
 
     op: OpOverload
@@ -46,6 +48,10 @@ class Plan:
     returns: tuple[tuple[str, Any], ...]
     out: bool
     defaults: tuple[tuple[str, Any], ...]
+    slots: tuple[tuple[int, str, str, Any], ...]
+
+
+MISSING: Any = object()  # an argument the caller left out
 
 
 def _is_write(argument: Any) -> bool:
@@ -150,8 +156,13 @@ def make(op: OpOverload) -> Plan | None:
     if position > len(fresh):
         return None
     params = tuple((a.name, _kind(a, entry)) for a in functional._schema.arguments)
-    return Plan(op, functional, entry, params, tuple(a.name for a in schema.arguments), writes, fresh,
-                tuple(returns), any(a.is_out for a in schema.arguments), _own_defaults(op, functional))
+    names = tuple(a.name for a in schema.arguments)
+    defaults = _own_defaults(op, functional)
+    positions = {name: i for i, name in enumerate(names)}
+    slots = tuple((positions.get(name, len(names)), name, kind, dict(defaults).get(name, MISSING))
+                  for name, kind in params if kind != "placement" or name == "memory_format")
+    return Plan(op, functional, entry, params, names, writes, fresh, tuple(returns),
+                any(a.is_out for a in schema.arguments), defaults, slots)
 
 
 def _own_defaults(op: OpOverload, functional: OpOverload) -> tuple[tuple[str, Any], ...]:
