@@ -86,7 +86,7 @@ class Check:
     # ------------------------------------------------------------------------------------------------- the forms
 
     def _forward_and_gradient(self, index: int, sample: Any) -> None:
-        reference = None
+        reference = gradients = None
         with self._recorded("forward", index, sample):
             want, reference = self._reference(lambda s: self._call(s, lambda x: x, self.differentiable), sample)
             got, gradients = self._call(sample, self._place, self.differentiable)
@@ -98,6 +98,8 @@ class Check:
                 wanted = reference()
             except Exception as error:
                 raise Skip from error
+            if gradients is None:
+                raise AssertionError("no result of the device that could be differentiated")
             try:
                 gotten = gradients()
                 compare.equal(wanted, gotten, "gradient", 10.0, self.kind,

@@ -24,7 +24,10 @@ NO_OUT = RANDOM
 
 # (operator, dtype, what the failure says) -> why it differs. A failure listed here is in the report, with the reason;
 # any other makes the command fail.
-KNOWN: list[tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str], str]] = []
+KNOWN: list[tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str], str]] = [
+    (_names(r"to_sparse|sparse\..*"), _names(".*"), re.compile("(?i)sparse|no result of the device"),
+     "sparse tensors are not supported on tpu: the error says to keep them on the CPU or to use .to_dense()"),
+]
 
 
 def known(operator: str, dtype: str, text: str) -> str | None:

@@ -69,6 +69,23 @@ def as_strided(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int],
     return torch_door.as_strided(tensor, size, stride, offset)
 
 
+@kernel("aten.as_strided_copy.default")
+def as_strided_copy(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int],
+                    offset: int | None = None) -> torch.Tensor:
+    """A window on the whole storage, which a lowering does not see."""
+    return torch_door.as_strided(tensor, size, stride, offset).clone(memory_format=torch.contiguous_format)
+
+
+@kernel("aten.as_strided_scatter.default")
+def as_strided_scatter(tensor: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int],
+                       offset: int | None = None) -> torch.Tensor:
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = torch_door.as_strided(tensor, (elements,), (1,), 0).clone()
+    where = tensor.storage_offset() if offset is None else offset
+    torch_door.as_strided(whole, size, stride, where).copy_(source)
+    return torch_door.as_strided(whole, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 @kernel("aten.view.default", "aten._unsafe_view.default")
 def view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return torch_door.redispatch_view(aten.view.default, tensor, size)

@@ -142,7 +142,10 @@ def make(op: OpOverload) -> Plan | None:
         first = results - len(mutable)
         if first < 0:
             return None
-        writes = tuple((argument, first + i) for i, argument in enumerate(mutable))
+        # A functional twin gives what is returned first, then what it would have changed in its arguments.
+        outs = {a.name for a in schema.arguments if a.is_out}
+        ordered = sorted(mutable, key=lambda argument: argument not in outs)
+        writes = tuple((argument, first + i) for i, argument in enumerate(ordered))
         fresh = tuple(range(first))
     aliases = {_alias(a): a.name for a in schema.arguments if _is_write(a)}
     returns: list[tuple[str, Any]] = []
