@@ -46,8 +46,8 @@ from .rng import (
 from .streams import Event, Stream, current_stream, default_stream, set_stream, stream
 
 __all__ = [
-    "DeviceProperties", "Event", "Stream", "can_device_access_peer", "current_device", "current_stream",
-    "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache", "fallback_report",
+    "DeviceProperties", "Event", "Stream", "can_device_access_peer", "compile_step", "current_device",
+    "current_stream", "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache", "fallback_report",
     "get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_device_properties", "get_rng_state",
     "get_rng_state_all", "init", "initial_seed", "ipc_collect", "is_available", "is_bf16_supported", "is_initialized",
     "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
@@ -155,6 +155,49 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
 
 def ipc_collect() -> None:
     """Nothing to collect: device memory is not shared between processes."""
+
+
+def compile_step(step: Any = None, *, optimizer: Any = None, loss: Any = None, max_grad_norm: float | None = None,
+                 name: str = "", xla: dict[str, Any] | None = None, donate: bool = True) -> Any:
+    """Makes forward, backward and optimizer update one executable. A decorator, or a call:
+
+        @torch.tpu.compile_step
+        def step(batch):
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+    or `step = torch.tpu.compile_step(model, optimizer=optimizer)`, and then `loss = step(**batch)`.
+
+    Parameters, buffers, gradients and optimizer state stay ordinary tensors, updated in place: their memory is taken
+    over by the program, and their values are up to date after each call. What the step returns is detached.
+
+    The Python code runs at the first call of its kind, and again when what it depends on changes: shapes and dtypes of
+    tensor arguments, other arguments that are no floats, train() and eval(), autocast, settings of the optimizer other
+    than the learning rate, whether gradients are there. A learning rate and float arguments are inputs: a scheduler,
+    called outside, compiles nothing. Random operators draw anew at each call. `.grad` is after the call what it would
+    be in eager mode. CPU tensors among the arguments may be moved to the device inside. Side effects in Python
+    (print, a list that grows) happen only when the code runs.
+
+    Args:
+        step: a function that does a whole step, or a module (then with `optimizer`).
+        optimizer: of the module.
+        loss: `loss(output, last argument)`; default: the module's output, or its `.loss`.
+        max_grad_norm: for a module: clip the gradients' norm before the update.
+        name: for logs and statistics.
+        xla: XLA options of the program.
+        donate: False keeps the old memory of what the step writes alive beside the new.
+
+    Raises:
+        torch_tpu.runtime.errors.CaptureError: at the first call, where the step does what one program cannot: reads a
+            value on the host, draws random numbers there, uses an operator without a lowering. Nothing was computed.
+    """
+    from ..compile import step as compiled
+
+    return compiled.compile_step(step, optimizer=optimizer, loss=loss, max_grad_norm=max_grad_norm, name=name, xla=xla,
+                                 donate=donate)
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -13,6 +13,10 @@ class CompileOptionError(ValueError):
     """An option given to torch.compile(backend="tpu") that does not exist."""
 
 
+class CaptureError(RuntimeError):
+    """A training step given to torch.tpu.compile_step does something that cannot become part of one program."""
+
+
 def from_xla(error: Exception, doing: str) -> Exception:
     """The exception PyTorch users expect for an error of XLA's runtime or compiler."""
     text = str(error)

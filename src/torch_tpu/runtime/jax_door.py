@@ -17,6 +17,7 @@ from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.lax import lax as _lax
 from jax._src.lib import _jax
 
 XlaError = _jax.JaxRuntimeError
@@ -70,6 +71,11 @@ def trace(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct],
         jitted = jax.jit(fn, donate_argnums=tuple(donate), keep_unused=True)
         lowered = jitted.lower(*avals)
         return lowered.compiler_ir("stablehlo"), jax.tree.leaves(lowered.out_info)
+
+
+def weak(value: Any, kind: type) -> Any:
+    """Inside a trace: a 0-d value as the Python number (float or int) that it stands for, which promotes weakly."""
+    return _lax._convert_element_type(value, np.dtype(kind), weak_type=True)
 
 
 def module_bytes(module: Any) -> bytes:

@@ -105,6 +105,16 @@ def new_tensor(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype)
     return template(sizes, strides, dtype).make()
 
 
+def moment() -> dict[int, int]:
+    """Now, as addresses: what `made_since` compares with."""
+    return {k: take() for k, take in _addresses.items()}
+
+
+def made_since(then: dict[int, int], address: int) -> bool:
+    """Whether a storage was made after a moment."""
+    return address >= then[address >> 57]
+
+
 def as_strided(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int],
                offset: int | None = None) -> torch.Tensor:
     """A true view: shares the storage, and autograd tracks its base."""
