@@ -550,6 +550,15 @@ class Recorder(TorchDispatchMode):
             parameter.grad = grad
         for generator, state in self.states.values():
             generator.set_state(state)
+        for reference in self.made:
+            storage = reference()
+            if storage is not None and getattr(storage, "_tpu_traced", None) is not None:
+                value = storage._tpu_traced.value
+                del storage._tpu_traced
+                empty = buffer.empty(value.shape, buffer.contiguous(value.shape), dtypes.to_torch(value.dtype))
+                storage._tpu_buffer = buffer.of(empty)
+                if storage.nbytes():
+                    storage.resize_(0)
 
 
 class Watch(TorchFunctionMode):

@@ -77,6 +77,34 @@ class Groups:
         return True
 
 
+class ModuleState:
+    """A module as the step's code found it."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.training = module.training
+        self.hooks = len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+        self.parts = [(place, dict(place)) for place in (module._parameters, module._buffers, module._modules)]
+
+    def changed(self) -> str | None:
+        module = self.module
+        if module.training is not self.training:
+            return f"{type(module).__name__}.training changed"
+        if len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks) != self.hooks:
+            return f"{type(module).__name__} has other hooks"
+        for place, before in self.parts:
+            if len(place) != len(before):
+                return f"{type(module).__name__} has other parts"
+            for name, value in before.items():
+                if place.get(name) is not value:
+                    return f"{type(module).__name__}.{name} is another object"
+        return None
+
+
+def _hooks(tensor: Any) -> tuple[int, int]:
+    return len(tensor._backward_hooks or ()), len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ())
+
+
 _MISSING = object()
 _NOTHING: dict[str, Any] = {}
 
@@ -97,8 +125,8 @@ class Variant:
     kept: list[tuple[Any, int]]  # storages that outlive the step, which output
     returned: Callable[[list[Any], list[Any]], Any]
     groups: list[Groups]
-    modules: list[tuple[torch.nn.Module, bool, list[tuple[dict[str, Any], str, Any]]]]
-    layouts: list[tuple[Tensor, tuple[int, ...], tuple[int, ...], bool]]
+    modules: list[ModuleState]
+    layouts: list[tuple[Tensor, tuple[int, ...], tuple[int, ...], bool, tuple[int, int]]]
     host_values: list[tuple[Any, Any]]
     assumptions: list[tuple[symbol.Expression, Any]]
     closure: list[tuple[Callable[[], Any], Any]]
@@ -106,6 +134,7 @@ class Variant:
     once: bool = False
     calls: int = 0
     signature: Any = None
+    began: bool = False  # left optimizer state or other tensors behind
 
     def reason(self, flat: list[Any]) -> str | None:
         """Why the program does not serve this call; None when it does."""
@@ -114,15 +143,14 @@ class Variant:
         for parameter, had in self.leaves:
             if (parameter.grad is not None) != had:
                 return "a gradient is there that was not, or the other way round"
-        for module, training, slots in self.modules:
-            if module.training is not training:
-                return f"{type(module).__name__}.training changed"
-            for place, name, tensor in slots:
-                if place.get(name) is not tensor:
-                    return f"{type(module).__name__}.{name} is another tensor"
-        for tensor, sizes, strides, needs in self.layouts:
-            if tensor.shape != sizes or tensor.stride() != strides or tensor.requires_grad is not needs:
-                return "a parameter has another shape, layout or requires_grad"
+        for module in self.modules:
+            changed = module.changed()
+            if changed is not None:
+                return changed
+        for tensor, sizes, strides, needs, hooks in self.layouts:
+            if tensor.shape != sizes or tensor.stride() != strides or tensor.requires_grad is not needs \
+                    or _hooks(tensor) != hooks:
+                return "a parameter has another shape, layout, requires_grad or hooks"
         for groups in self.groups:
             if not groups.hold():
                 return "the optimizer's settings or state changed"
@@ -252,7 +280,8 @@ class CompiledStep:
         variant, result = run.go()
         made = len(self._executables) > before
         previous = [other for others in self._variants.values() for other in others]
-        if made and before:
+        expected = bool(known) and known[0].began and known[0].calls == 1  # the first step sets up state
+        if made and before and not expected:
             cause = why or _difference(self._keys, key)
             warnings.warn(f"torch.tpu.compile_step: {self.name} was compiled again (program {before + 1}): {cause}",
                           RuntimeWarning, stacklevel=3)
@@ -541,6 +570,9 @@ class _Run:
         for value, storage in adopted.items():
             if value in program.inputs:
                 _settle(storage, _initial(value))
+        for parameter, before in recorder.leaves.values():  # the program begins where the Python code did
+            if parameter.grad is not before:
+                parameter.grad = before
         sources = [self._source(value, by_value, adopted) for value in program.inputs]
         buffers = [source(self.flat) for source in sources]
         for position in program.donated:
@@ -557,7 +589,7 @@ class _Run:
             self._module_guards(), self._layouts(), self._host_values(),
             recorder.assumptions, closure,
             [e.tensor for e in recorder.externals.values() if e.value is not e.first], once=once,
-            signature=(program.executable, len(kept), len(adopted)))
+            signature=(program.executable, len(kept), len(adopted)), began=bool(kept) or bool(adopted))
         generators = [(source, source.get_state()) for source, _ in recorder.states.values()]
         for source, state in recorder.states.values():
             source.set_state(state)
@@ -620,18 +652,15 @@ class _Run:
 
         return [(reader(tensor), value) for tensor, value in self.recorder.host_values]
 
-    def _module_guards(self) -> list[tuple[torch.nn.Module, bool, list[tuple[dict[str, Any], str, Any]]]]:
+    def _module_guards(self) -> list[ModuleState]:
         every: dict[int, torch.nn.Module] = {}
         for module in self.modules.values():
             if id(module) not in every:
                 every.update({id(part): part for part in module.modules()})
-        return [(module, module.training,
-                 [(place, name, tensor) for place in (module._parameters, module._buffers)
-                  for name, tensor in place.items()])
-                for module in every.values()]
+        return [ModuleState(module) for module in every.values()]
 
-    def _layouts(self) -> list[tuple[Tensor, tuple[int, ...], tuple[int, ...], bool]]:
-        return [(p, tuple(p.shape), p.stride(), p.requires_grad) for p, _ in self.recorder.leaves.values()]
+    def _layouts(self) -> list[tuple[Tensor, tuple[int, ...], tuple[int, ...], bool, tuple[int, int]]]:
+        return [(p, tuple(p.shape), p.stride(), p.requires_grad, _hooks(p)) for p, _ in self.recorder.leaves.values()]
 
 
 def _host_window(position: int, window: Any, flat: list[Any]) -> Tensor:
@@ -724,6 +753,7 @@ def _returned(result: Any, recorder: Recorder, outputs: list[Value],
     """What makes the step's result from the program's outputs."""
     leaves, spec = pytree.tree_flatten(result)
     makers: list[Callable[[list[Any], list[Any], int, dict[int, Tensor]], Any]] = []
+    places: dict[int, int] = {}
     for leaf in leaves:
         expression = symbol.expression(leaf)
         if expression is not None:
@@ -738,8 +768,10 @@ def _returned(result: Any, recorder: Recorder, outputs: list[Value],
                                  and buffer.of(given) is owner.buffer), None)
                 makers.append(functools.partial(_give_external, source, position, window))
             else:
-                makers.append(functools.partial(_give_output, len(outputs), window))
-                outputs.append(owner.value)
+                if id(owner) not in places:
+                    places[id(owner)] = len(outputs)
+                    outputs.append(owner.value)
+                makers.append(functools.partial(_give_output, places[id(owner)], window))
         elif isinstance(leaf, Tensor):
             known = recorder.host_made.get(leaf.untyped_storage()._cdata)
             if known is None or known[1]:
@@ -767,10 +799,9 @@ def _give_external(source: Tensor, position: int | None, window: Any, results: A
 
 def _give_output(position: int, window: Any, results: list[Any], given: Any, offset: int,
                  shared: dict[int, Tensor]) -> Tensor:
-    array = results[position + offset]
-    base = shared.get(id(array))
+    base = shared.get(position)
     if base is None:
-        base = shared[id(array)] = buffer.wrap(array)
+        base = shared[position] = buffer.wrap(results[position + offset])
     sizes, strides, start, dtype = window
     if base.dtype != dtype:
         base = base.view(dtype)
