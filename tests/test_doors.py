@@ -134,7 +134,8 @@ def test_trace_compile_save_load_execute(chip):
 
     from torch_tpu.runtime import jax_door
 
-    module, infos = jax_door.trace(lambda a, b: [a + b, a * 2], [jax.ShapeDtypeStruct((2,), np.float64)] * 2)
+    traced = jax_door.trace(lambda a, b: [a + b, a * 2], [jax.ShapeDtypeStruct((2,), np.float64)] * 2)
+    module, infos = jax_door.lower(traced), jax_door.results(traced)
     assert jax_door.module_bytes(module) == jax_door.module_bytes(module) and b"f64" in jax_door.module_bytes(module)
     options = jax_door.compile_options(chip)
     program = jax_door.compile_module(module, chip, options)

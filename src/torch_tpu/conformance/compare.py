@@ -24,9 +24,11 @@ def to_device(value: Any) -> Any:
 
     def move(leaf: torch.Tensor) -> torch.Tensor:
         plain = leaf.detach()
+        if plain.layout != torch.strided:
+            return plain.to("tpu").requires_grad_(leaf.requires_grad)
         whole = plain.untyped_storage().nbytes() // plain.element_size()
         dense = whole == plain.numel() and plain.is_contiguous()
-        if dense or plain.layout != torch.strided or plain.is_conj() or plain.is_neg():
+        if dense or plain.is_conj() or plain.is_neg():
             moved = plain.to("tpu")
         else:
             base = torch.as_strided(plain, (whole,), (1,), 0).to("tpu")

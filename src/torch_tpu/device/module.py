@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from . import chips
+from . import chips, eager
 from .chips import Device
+from .eager import get_eager_mode, set_eager_mode
 from .memory import (
     empty_cache,
     max_memory_allocated,
@@ -47,13 +48,14 @@ from .streams import Event, Stream, current_stream, default_stream, set_stream, 
 
 __all__ = [
     "DeviceProperties", "Event", "Stream", "can_device_access_peer", "compile_step", "current_device",
-    "current_stream", "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache", "fallback_report",
-    "get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_device_properties", "get_rng_state",
+    "current_stream", "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache",
+    "fallback_report", "get_amp_supported_dtype", "get_device_capability", "get_device_name",
+    "get_device_properties", "get_eager_mode", "get_rng_state",
     "get_rng_state_all", "init", "initial_seed", "ipc_collect", "is_available", "is_bf16_supported", "is_initialized",
     "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
     "memory_allocated", "memory_reserved", "memory_stats", "memory_summary", "reset_accumulated_memory_stats",
-    "reset_max_memory_allocated", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_fallback",
-    "set_rng_state", "set_rng_state_all", "set_stream", "stream", "synchronize",
+    "reset_max_memory_allocated", "reset_peak_memory_stats", "seed", "seed_all", "set_device",
+    "set_eager_mode", "set_fallback", "set_rng_state", "set_rng_state_all", "set_stream", "stream", "synchronize",
 ]
 
 # Checkpointing (torch.utils.checkpoint) saves and replays this device's random numbers only where it is True.
@@ -144,6 +146,7 @@ def synchronize(device: Device = None) -> None:
     from ..runtime import client
 
     chips.check(device)
+    eager.settle()
     client.synchronize()
 
 

@@ -81,9 +81,9 @@ def as_strided_scatter(tensor: torch.Tensor, source: torch.Tensor, size: Sequenc
                        offset: int | None = None) -> torch.Tensor:
     elements = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = torch_door.as_strided(tensor, (elements,), (1,), 0).clone()
-    where = tensor.storage_offset() if offset is None else offset
+    where = int(tensor.storage_offset()) if offset is None else offset
     torch_door.as_strided(whole, size, stride, where).copy_(source)
-    return torch_door.as_strided(whole, tensor.shape, tensor.stride(), tensor.storage_offset())
+    return torch_door.as_strided(whole, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 
 @kernel("aten.view.default", "aten._unsafe_view.default")

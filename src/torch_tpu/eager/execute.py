@@ -14,7 +14,7 @@ import torch
 from ..lowering import context, promotion, table
 from ..runtime import config, dtypes, executable, transfer
 from ..tensor import buffer, torch_door, views
-from . import bounds, creation, oracle, overlap, quick
+from . import batch, bounds, creation, oracle, overlap, quick
 from .plan import MISSING, Plan
 
 Tensor = torch.Tensor
@@ -51,7 +51,8 @@ class Fresh:
 class Compiled:
     """An executable with what its outputs mean."""
 
-    program: executable.Executable
+    node: batch.Node
+    program: executable.Executable | None  # None until it runs alone
     fresh: list[Any]  # per result: None, a Fresh, or a list of those
     written: list[tuple[int, int]]  # (buffer index, output index)
     only: Fresh | None = None  # the one result, where there is only one and nothing is written
@@ -196,19 +197,31 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
     if isinstance(compiled, list):  # layouts of the out= tensors, which must be changed first
         _resize_outputs(targets, compiled)
         return run(plan, args, kwargs, key)
-    arrays = [held.array() for held in call.buffers]
-    for number, dtype, _ in call.numbers:
-        arrays.append(transfer.scalar(number, dtype))
+    extra = [transfer.scalar(number, dtype) for number, dtype, _ in call.numbers]
     if key is not None:
-        arrays.append(key)
-    outputs = compiled.program(arrays)
-    for index, position in compiled.written:
-        call.buffers[index].rebind(outputs[position])
-    if config_debug():
-        for array in outputs:
-            array.block_until_ready()
-    if table is not None and compiled.short is not None and not config_debug():
-        table[slot] = compiled.short
+        extra.append(key)
+    outputs: list[Any]
+    if batch.on and not config_debug():
+        outputs = batch.record(compiled.node, call.buffers, extra)
+        for index, position in compiled.written:
+            call.buffers[index].postpone(compiled.node.kinds[position], outputs[position])
+        if table is not None and compiled.short is not None:
+            table[slot] = compiled.short
+    else:
+        program = compiled.program
+        if program is None:
+            program = compiled.program = compiled.node.program()
+        arrays = [held.array() for held in call.buffers]
+        arrays += extra
+        outputs = program(arrays)
+        for index, position in compiled.written:
+            call.buffers[index].rebind(outputs[position])
+        if config_debug():
+            for array in outputs:
+                array.block_until_ready()
+        elif table is not None and compiled.short is not None:
+            compiled.short.program = program
+            table[slot] = compiled.short
     if compiled.only is not None:
         only = compiled.only
         return buffer.lay(only.template, only.kind, outputs[only.position])
@@ -386,10 +399,13 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
     name = str(plan.op)
     consulted = context.Consulted.count
     try:
-        program_ = executable.build(program, avals, name, donate)
+        recorded = executable.Recorded(program, avals, name, donate)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise type(error)(f"{name} on tpu, with {_describe(call)}: {error}") from error
-    compiled = Compiled(program_, layout["fresh"], layout["written"])
+    node = batch.Node(recorded, name, donate)
+    if batch.on:
+        node.release()
+    compiled = Compiled(node, None if batch.on else node.program(), layout["fresh"], layout["written"])
     if not plan.writes and len(plan.returns) == 1 and len(compiled.fresh) == 1 and isinstance(compiled.fresh[0], Fresh):
         compiled.only = compiled.fresh[0]
     precision = torch.get_float32_matmul_precision() if context.Consulted.count > consulted else None
@@ -404,9 +420,9 @@ def _short(compiled: Compiled, call: Call, precision: str | None) -> quick.Entry
         return None
     if compiled.only is not None:
         made = compiled.only
-        return quick.Entry(compiled.program, made.kind, made.template, precision)
+        return quick.Entry(compiled.node, made.kind, made.template, precision)
     if compiled.written == [(0, 0)] and not compiled.fresh and not call.buffers[0].shared:
-        return quick.Entry(compiled.program, None, None, precision)
+        return quick.Entry(compiled.node, None, None, precision)
     return None
 
 
@@ -461,8 +477,12 @@ def _emit(value: Any, meta: Any, outputs: list[Any]) -> Any:
 
 def clear() -> None:
     """Forgets the compiled operators of this process."""
+    batch.clear()
     _cache.clear()
     quick.clear()
+
+
+batch.on_change(quick.clear)
 
 
 def cached() -> int:

@@ -10,6 +10,7 @@ import torch
 
 from ..runtime import transfer
 from ..tensor import buffer, torch_door
+from . import batch
 from .plan import Plan
 
 Tensor = torch.Tensor
@@ -20,14 +21,17 @@ class Entry:
     """An executable with one result: a new tensor of this kind and layout, or (None) the first argument's new data.
     `precision` is the float32 matmul precision it was made for, where that matters."""
 
-    __slots__ = ("kind", "precision", "program", "template")
+    __slots__ = ("kind", "node", "precision", "program", "template")
 
-    def __init__(self, program: Any, kind: buffer.Kind | None, template: torch_door.Template | None,
+    def __init__(self, node: batch.Node, kind: buffer.Kind | None, template: torch_door.Template | None,
                  precision: str | None) -> None:
-        self.program, self.kind, self.template, self.precision = program, kind, template, precision
+        self.node = node
+        self.program = None if batch.on else node.program()
+        self.kind, self.template, self.precision = kind, template, precision
 
 
 _tables: list[Table] = []
+_NUMBER_DTYPES = (torch.float64, torch.int64)
 
 
 def clear() -> None:
@@ -69,7 +73,7 @@ def _of_one(plan: Plan, run: Callable[..., Any], table: Table) -> Callable[..., 
         entry = table.get(kind)
         if entry is None:
             return run(plan, (a,), named, table=table, slot=kind)
-        result = _launch(entry, a, held, [held.array()])
+        result = _launch(entry, a, [held], ())
         return run(plan, (a,), named) if result is None else result
 
     return one
@@ -86,48 +90,61 @@ def _of_two(plan: Plan, run: Callable[..., Any], table: Table) -> Callable[..., 
         if a.shape != kind.shape or a.dtype is not kind.torch_dtype or not a.is_contiguous():
             return run(plan, (a, b), named)
         what = type(b)
+        slot: Any
+        numbers: tuple[Any, ...] = ()
         if what is float or what is int:
             slot = (kind, what)
             entry = table.get(slot)
             if entry is None:
                 return run(plan, (a, b), named, table=table, slot=slot)
-            arrays = [held.array(), transfer.number(b)]
+            buffers, numbers = [held], (transfer.number(b),)
         elif isinstance(b, Tensor):
             other = getattr(b.untyped_storage(), "_tpu_buffer", None)
             if other is None:
-                return run(plan, (a, b), named)
-            if other is held:
+                # PyTorch hands on a Python number as a 0-d tensor of 64 bits.
+                if b.dtype not in _NUMBER_DTYPES or b.dim() or not b.is_cpu:
+                    return run(plan, (a, b), named)
+                slot = (kind, b.dtype)
+                buffers, numbers = [held], (transfer.number(b.item()),)
+            elif other is held:
                 if b is not a:
                     return run(plan, (a, b), named)
                 slot = kind
-                arrays = [held.array()]
+                buffers = [held]
             else:
                 kind = other.kind
                 if b.shape != kind.shape or b.dtype is not kind.torch_dtype or not b.is_contiguous():
                     return run(plan, (a, b), named)
                 slot = (held.kind, kind)
-                arrays = [held.array(), other.array()]
+                buffers = [held, other]
             entry = table.get(slot)
             if entry is None:
                 return run(plan, (a, b), named, table=table, slot=slot)
         else:
             return run(plan, (a, b), named)
-        result = _launch(entry, a, held, arrays)
+        result = _launch(entry, a, buffers, numbers)
         return run(plan, (a, b), named) if result is None else result
 
     return two
 
 
-def _launch(entry: Entry, a: Tensor, held: buffer.Buffer, arrays: list[Any]) -> Tensor | None:
+def _launch(entry: Entry, a: Tensor, buffers: list[buffer.Buffer], numbers: tuple[Any, ...]) -> Tensor | None:
     """The result; None when this entry does not serve after all."""
     if entry.precision is not None and entry.precision != torch.get_float32_matmul_precision():
         return None
     kind = entry.kind
-    if kind is None:
-        if held.shared:  # it was made to take over the argument's memory
-            return None
-        held.replace(entry.program(arrays)[0])
-        return a
+    if kind is None and buffers[0].shared:  # it was made to take over the argument's memory
+        return None
+    if batch.on:
+        result = batch.record(entry.node, buffers, numbers)[0]
+        if kind is None:
+            buffers[0].postpone(buffers[0].kind, result)
+            return a
+    else:
+        result = entry.program([held.array() for held in buffers] + [*numbers])[0]  # type: ignore[misc]
+        if kind is None:
+            buffers[0].replace(result)
+            return a
     tensor = entry.template.make()  # type: ignore[union-attr]
-    tensor.untyped_storage()._tpu_buffer = buffer.Buffer(kind, entry.program(arrays)[0])  # type: ignore[union-attr]
+    tensor.untyped_storage()._tpu_buffer = buffer.Buffer(kind, result)  # type: ignore[union-attr]
     return tensor

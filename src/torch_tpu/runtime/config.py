@@ -56,6 +56,7 @@ VIRTUAL_CHIPS = Setting("TORCH_TPU_VIRTUAL_CHIPS", "1", "how many virtual chips 
 VIRTUAL_HBM = Setting("TORCH_TPU_VIRTUAL_HBM", "", "memory of one virtual chip, for example 16G (default: 3/4 of RAM)")
 FALLBACK = Setting("TORCH_TPU_FALLBACK", "warn", "operators that only the CPU has: warn (once each), silent or error")
 DEBUG = Setting("TORCH_TPU_DEBUG", "0", "synchronous execution with index bounds checks")
+EAGER = Setting("TORCH_TPU_EAGER", "strict", "operators outside torch.compile: strict (one by one) or fused")
 CACHE = Setting("TORCH_TPU_CACHE", "on", "keep compiled executables on disk: on or off")
 CACHE_DIR = Setting("TORCH_TPU_CACHE_DIR", "", "folder for compiled executables (default: the user's cache folder)")
 CACHE_SIZE = Setting("TORCH_TPU_CACHE_SIZE", "4G", "bound of that folder; the least recently used entries go first")
@@ -63,8 +64,8 @@ MALLOC = Setting("TORCH_TPU_MALLOC", "on", "virtual chips: let glibc keep large 
 LOGS = Setting("TORCH_TPU_LOGS", "", "comma-separated: compile, recompile, fallback; lines go to stderr")
 INTEGRATIONS = Setting("TORCH_TPU_INTEGRATIONS", "on", "adapt libraries when they are imported: on or off")
 
-SETTINGS = (PLATFORM, VIRTUAL_CHIPS, VIRTUAL_HBM, FALLBACK, DEBUG, CACHE, CACHE_DIR, CACHE_SIZE, MALLOC, LOGS,
-            INTEGRATIONS)
+SETTINGS = (PLATFORM, VIRTUAL_CHIPS, VIRTUAL_HBM, FALLBACK, DEBUG, EAGER, CACHE, CACHE_DIR, CACHE_SIZE, MALLOC,
+            LOGS, INTEGRATIONS)
 
 
 def check() -> None:
@@ -72,6 +73,7 @@ def check() -> None:
     PLATFORM.choice("auto", "tpu", "cpu", "cuda")
     VIRTUAL_CHIPS.positive()
     FALLBACK.choice("warn", "silent", "error")
+    EAGER.choice("strict", "fused")
     for setting in (VIRTUAL_HBM, CACHE_SIZE):
         setting.size()
     for setting in (DEBUG, CACHE, MALLOC, INTEGRATIONS):

@@ -44,16 +44,19 @@ STATISTICS = Statistics()
 class Executable:
     """A compiled program over flat lists of JAX arrays."""
 
-    __slots__ = ("_loaded", "_makers", "name")
+    __slots__ = ("_loaded", "_makers", "donates", "name")
 
-    def __init__(self, loaded: Any, makers: list[Any], name: str) -> None:
+    def __init__(self, loaded: Any, makers: list[Any], name: str, donates: bool) -> None:
         self._loaded = loaded
         self._makers = makers
         self.name = name
+        self.donates = donates
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
         if client.forked:
             raise client.fork_error()
+        if self.donates and _waiting:
+            _waiting[-1]()
         STATISTICS.launches += 1
         try:
             return jax_door.execute(self._loaded, arrays, self._makers)
@@ -67,6 +70,15 @@ class Executable:
     def memory(self) -> Any:
         """XLA's statement of argument, output, alias and temporary bytes."""
         return self._loaded.get_compiled_memory_stats()
+
+
+# What runs the operators that were recorded and still need their arguments' memory, while there are any.
+_waiting: list[Callable[[], None]] = []
+
+
+def wait_for(run: Callable[[], None] | None) -> None:
+    """Calls `run` before the next program that takes over the memory of an argument; None when nothing waits."""
+    _waiting[:] = [] if run is None else [run]
 
 
 @functools.cache
@@ -128,11 +140,51 @@ def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Seque
         graph: a compiled graph (as against one eager operator); it is listed in the statistics.
         replicas: the devices of all processes that run the program together, for one with collectives.
     """
+    return Recorded(fn, avals, name, donate).compile(options, graph, replicas)
+
+
+class Recorded:
+    """A function traced over flat arguments, not compiled yet. See `build` for the arguments.
+
+    Attributes:
+        jaxpr: what it computes; holds nothing that the function holds.
+        results: shapes and dtypes of its flat results.
+    """
+
+    __slots__ = ("_avals", "_donate", "_name", "_trace_s", "_traced", "jaxpr", "results")
+
+    def __init__(self, fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Sequence[int] = ()) -> None:
+        begin = time.perf_counter()
+        with dynamo_door.untraced():
+            self._traced = jax_door.trace(fn, avals, donate)
+        self.jaxpr = self._traced.jaxpr
+        self.results = jax_door.results(self._traced)
+        self._avals, self._name, self._donate = avals, name, donate
+        self._trace_s = time.perf_counter() - begin
+
+    def release(self) -> None:
+        """Lets go of the function; compiling it later traces its jaxpr again."""
+        self._traced = None
+
+    def compile(self, options: dict[str, Any] | None = None, graph: bool = False,
+                replicas: Sequence[Any] = ()) -> Executable:
+        begin = time.perf_counter()
+        with dynamo_door.untraced():
+            if self._traced is None:
+                def program(*arrays: Any) -> list[Any]:
+                    return jax_door.replay(self.jaxpr, arrays)
+
+                self._traced = jax_door.trace(program, self._avals, self._donate)
+            module = jax_door.lower(self._traced)
+        self._traced = None
+        self._trace_s += time.perf_counter() - begin
+        return _compile(module, self.results, self._name, self._trace_s, bool(self._donate), options, graph, replicas)
+
+
+def _compile(module: Any, results: Sequence[Any], name: str, trace_s: float, donates: bool,
+             options: dict[str, Any] | None, graph: bool, replicas: Sequence[Any]) -> Executable:
     device = client.get().device
     begin = time.perf_counter()
-    with dynamo_door.untraced():
-        module, results = jax_door.trace(fn, avals, donate)
-    traced = time.perf_counter()
     xla_options = jax_door.compile_options(device, options, replicas)
     disk = cache.disk()
     loaded = None
@@ -163,10 +215,10 @@ def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Seque
     else:
         STATISTICS.loaded += 1
     done = time.perf_counter()
-    STATISTICS.trace_s += traced - begin
-    STATISTICS.compile_s += done - traced
+    STATISTICS.trace_s += trace_s
+    STATISTICS.compile_s += done - begin
     if graph:
-        STATISTICS.graphs.append(CompileRecord(name, traced - begin, done - traced, source))
+        STATISTICS.graphs.append(CompileRecord(name, trace_s, done - begin, source))
     if config.logs("compile"):
-        print(f"torch_tpu: {source} {name}: trace {traced - begin:.2f} s, XLA {done - traced:.2f} s", file=sys.stderr)
-    return Executable(loaded, jax_door.outputs(results, device), name)
+        print(f"torch_tpu: {source} {name}: trace {trace_s:.2f} s, XLA {done - begin:.2f} s", file=sys.stderr)
+    return Executable(loaded, jax_door.outputs(results, device), name, donates)

@@ -63,14 +63,26 @@ def export_dlpack(array: jax.Array) -> Any:
     return _jax.buffer_to_dlpack_managed_tensor(array)
 
 
-def trace(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct],
-          donate: Sequence[int] = ()) -> tuple[Any, list[Any]]:
-    """StableHLO (an MLIR module) of `fn` over flat arguments, traced with 64-bit types, and its flat results' shapes
-    and dtypes."""
+def trace(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], donate: Sequence[int] = ()) -> Any:
+    """`fn` over flat arguments, traced with 64-bit types; `.jaxpr` keeps nothing that `fn` holds."""
     with x64():
-        jitted = jax.jit(fn, donate_argnums=tuple(donate), keep_unused=True)
-        lowered = jitted.lower(*avals)
-        return lowered.compiler_ir("stablehlo"), jax.tree.leaves(lowered.out_info)
+        return jax.jit(fn, donate_argnums=tuple(donate), keep_unused=True).trace(*avals)
+
+
+def results(traced: Any) -> list[Any]:
+    """Shapes and dtypes of the flat results of a traced function."""
+    return jax.tree.leaves(traced.out_info)
+
+
+def lower(traced: Any) -> Any:
+    """StableHLO (an MLIR module) of a traced function."""
+    with x64():
+        return traced.lower().compiler_ir("stablehlo")
+
+
+def replay(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+    """Inside a trace: the flat results of a traced function, given by its jaxpr."""
+    return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *arguments)
 
 
 def weak(value: Any, kind: type) -> Any:

@@ -36,6 +36,22 @@ def kind(shape: tuple[int, ...], dtype: np.dtype) -> Kind:
     return found
 
 
+class Pending:
+    """An array that an operator recorded in a batch will give; `batch` is None once `array` is there."""
+
+    __slots__ = ("__weakref__", "array", "batch", "wire")
+
+    def __init__(self, batch: Any, wire: tuple[int, int]) -> None:
+        self.array: Any = None
+        self.batch = batch
+        self.wire = wire  # which node and which of its outputs
+
+    def get(self) -> Any:
+        if self.batch is not None:
+            self.batch.run()
+        return self.array
+
+
 class Buffer:
     """Device memory of one storage.
 
@@ -67,7 +83,10 @@ class Buffer:
         return self.kind.dtype
 
     def array(self) -> Any:
-        if self._array is None:
+        """The storage's data; runs the batch that makes it, if it waits in one."""
+        if self._array.__class__ is Pending:
+            self._array = self._array.get()
+        elif self._array is None:
             if self._size == 0:
                 raise RuntimeError("this tensor's storage was resized to 0 bytes (untyped_storage().resize_(0)); "
                                    "resize it back before using the tensor")
@@ -80,6 +99,13 @@ class Buffer:
 
     def written(self) -> bool:
         return self._array is not None or self._host is not None
+
+    def postpone(self, what: Kind, waiting: Pending) -> None:
+        """Takes the result of a recorded operator as the storage's data."""
+        self._array = waiting
+        self._host = None
+        self.kind = what
+        self.shared = False
 
     def rebind(self, array: Any) -> None:
         """Takes a new array as the storage's data (same number of bytes)."""
