@@ -279,6 +279,7 @@ class CompiledStep:
         before = len(self._executables)
         variant, result = run.go()
         made = len(self._executables) > before
+        known = self._variants.setdefault(key, [])
         previous = [other for others in self._variants.values() for other in others]
         expected = bool(known) and known[0].began and known[0].calls == 1  # the first step sets up state
         if made and before and not expected:
@@ -290,7 +291,6 @@ class CompiledStep:
                                 for other in previous):
             variant.once = False  # leaves the same behind each time: an attribute that the step sets
         self._keys.append(key)
-        known = self._variants.setdefault(key, [])
         known[:] = [other for other in known if not (other.once and other.calls)]
         known.insert(0, variant)
         del known[_CAPTURES_BEFORE_WARNING:]
