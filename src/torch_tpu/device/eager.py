@@ -10,8 +10,8 @@ def set_eager_mode(mode: str) -> str:
 
     "strict" (the default) launches every operator at once. "fused" records them and runs many as one executable, when
     a result is needed on the host or by a compiled graph, or after 2,000 operators; the second time the same sequence
-    occurs it is compiled as a whole. Results are the same up to the rounding that XLA's fusion changes. Errors of shapes
-    and dtypes are raised by the operator itself in both modes; running out of memory is reported where the batch runs.
+    occurs it is compiled as a whole. Results are the same up to the rounding that XLA's fusion changes. Wrong shapes
+    and dtypes are reported by the operator itself in both modes; running out of memory where the batch runs.
     TORCH_TPU_EAGER sets the mode of a process from the start.
 
     Returns:

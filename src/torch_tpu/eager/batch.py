@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -236,17 +236,7 @@ def set_mode(mode: str) -> str:
     before = "fused" if on else "strict"
     run()
     on = mode == "fused"
-    for change in _changed:
-        change()
     return before
-
-
-_changed: list[Callable[[], None]] = []
-
-
-def on_change(call: Callable[[], None]) -> None:
-    """Calls back whenever the mode was set."""
-    _changed.append(call)
 
 
 def clear() -> None:

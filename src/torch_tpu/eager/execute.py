@@ -220,7 +220,6 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
             for array in outputs:
                 array.block_until_ready()
         elif table is not None and compiled.short is not None:
-            compiled.short.program = program
             table[slot] = compiled.short
     if compiled.only is not None:
         only = compiled.only
@@ -480,9 +479,6 @@ def clear() -> None:
     batch.clear()
     _cache.clear()
     quick.clear()
-
-
-batch.on_change(quick.clear)
 
 
 def cached() -> int:

@@ -26,7 +26,7 @@ class Entry:
     def __init__(self, node: batch.Node, kind: buffer.Kind | None, template: torch_door.Template | None,
                  precision: str | None) -> None:
         self.node = node
-        self.program = None if batch.on else node.program()
+        self.program: Any = None
         self.kind, self.template, self.precision = kind, template, precision
 
 
@@ -141,7 +141,10 @@ def _launch(entry: Entry, a: Tensor, buffers: list[buffer.Buffer], numbers: tupl
             buffers[0].postpone(buffers[0].kind, result)
             return a
     else:
-        result = entry.program([held.array() for held in buffers] + [*numbers])[0]  # type: ignore[misc]
+        program = entry.program
+        if program is None:
+            program = entry.program = entry.node.program()
+        result = program([*[held.array() for held in buffers], *numbers])[0]
         if kind is None:
             buffers[0].replace(result)
             return a
