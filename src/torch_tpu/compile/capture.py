@@ -7,6 +7,7 @@ mode below autograd sees the operators; a second one above it sees what Python d
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from pathlib import Path
@@ -481,12 +482,13 @@ class Recorder(TorchDispatchMode):
     def batch_norm(self, input: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float,
                    eps: float) -> Any:
         if training and mean is None:
-            op, args = aten._native_batch_norm_legit.no_stats, (input, weight, bias, training, momentum, eps)
+            op: Any = aten._native_batch_norm_legit.no_stats
+            args: tuple[Any, ...] = (input, weight, bias, training, momentum, eps)
         elif training:
             op, args = aten.native_batch_norm.default, (input, weight, bias, mean, var, training, momentum, eps)
         else:
-            op, args = aten._native_batch_norm_legit_no_training.default, (input, weight, bias, mean, var, momentum,
-                                                                           eps)
+            op = aten._native_batch_norm_legit_no_training.default
+            args = (input, weight, bias, mean, var, momentum, eps)
         return self.run(plans.make(op), args, {})
 
     def index_put(self, tensor: Tensor, indices: Any, values: Tensor, accumulate: bool = False,
@@ -606,8 +608,7 @@ _SPECIAL: dict[str, Any] = {
     "aten._native_batch_norm_legit.default": Recorder.batch_norm,
     "aten.index_put_.default": Recorder.index_put,
     "aten._index_put_impl_.default": Recorder.index_put,
-    "aten.index_put.default": lambda recorder, *args, **kwargs: Recorder.index_put(recorder, *args, **kwargs,
-                                                                                    in_place=False),
+    "aten.index_put.default": functools.partial(Recorder.index_put, in_place=False),
     "aten._unsafe_view.default": lambda recorder, tensor, size: torch_door.redispatch_view(
         aten.view.default, tensor, size),
     "aten.is_pinned.default": lambda recorder, tensor, device=None: False,

@@ -30,7 +30,7 @@ def scaler_steps(run: Callable[..., Any]) -> Iterator[None]:
     def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         return run(optimizer, list(state["found_inf_per_device"].values()), args, kwargs)
 
-    GradScaler._maybe_opt_step = step  # type: ignore[method-assign]
+    GradScaler._maybe_opt_step = step  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

@@ -118,9 +118,6 @@ class Node:
     def _graph_repr(self) -> str:
         return f"{self._decide()}"
 
-    def str(self) -> str:
-        return f"{self._decide()}"
-
     __str__ = __repr__ = _graph_repr
 
 
@@ -181,7 +178,8 @@ def evaluate(at: Expression, leaf: Callable[[Expression], Any], on_device: bool)
     values = [evaluate(operand, leaf, on_device) for operand in operands]
     if not any(hasattr(value, "dtype") for value in values):
         on_device = False
-    return _ALL[name][1 if on_device else 0](*values)
+    compute, lowered, _ = _ALL[name]
+    return lowered(*values) if on_device else compute(*values)
 
 
 def items(at: Expression) -> list[Any]:

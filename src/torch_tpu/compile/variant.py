@@ -1,0 +1,187 @@
+"""A captured step: its program, what must hold for it, and what becomes of its results."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from ..eager import random
+from ..runtime import client, jax_door, transfer
+from ..tensor import buffer
+from . import symbol
+from .tape import Program
+
+Tensor = torch.Tensor
+
+_FLOAT = np.dtype(np.float64)
+
+Gradient = tuple[Tensor, int, tuple[int, ...]]
+
+
+@dataclass
+class Groups:
+    """The optimizer's groups and state as the step found them."""
+
+    optimizer: Optimizer
+    settings: list[dict[str, Any]]
+    rates: list[int | None]  # per group: which number is its learning rate
+    before: dict[Tensor, dict[str, Any]]
+    members: list[list[Tensor]]
+
+    def hold(self) -> bool:
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self.settings):
+            return False
+        for group, settings, rate, members in zip(groups, self.settings, self.rates, self.members):
+            for name, value in settings.items():
+                now = group.get(name, _MISSING)
+                if now is not value and (isinstance(value, Tensor) or isinstance(now, Tensor) or now != value):
+                    return False
+            if rate is not None and type(group["lr"]) is not float:
+                return False
+            held = group["params"]
+            if len(held) != len(members) or any(a is not b for a, b in zip(held, members)):
+                return False
+        state = self.optimizer.state
+        for parameter, values in self.before.items():
+            now_ = state.get(parameter, _NOTHING)
+            if len(now_) != len(values) or any(now_.get(k) is not v for k, v in values.items()
+                                               if isinstance(v, Tensor) or v is None):
+                return False
+        return True
+
+
+class ModuleState:
+    """A module as the step's code found it."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.training = module.training
+        self.hooks = len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+        self.parts = [(place, dict(place)) for place in (module._parameters, module._buffers, module._modules)]
+
+    def changed(self) -> str | None:
+        module = self.module
+        if module.training is not self.training:
+            return f"{type(module).__name__}.training changed"
+        if len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks) != self.hooks:
+            return f"{type(module).__name__} has other hooks"
+        for place, before in self.parts:
+            if len(place) != len(before):
+                return f"{type(module).__name__} has other parts"
+            for name, value in before.items():
+                if place.get(name) is not value:
+                    return f"{type(module).__name__}.{name} is another object"
+        return None
+
+
+def hooks(tensor: Any) -> tuple[int, int]:
+    return len(tensor._backward_hooks or ()), len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ())
+
+
+_MISSING = object()
+_NOTHING: dict[str, Any] = {}
+
+
+@dataclass
+class Variant:
+    """A program with what must hold for it, and what becomes of its results."""
+
+    program: Program
+    sources: list[Callable[[list[Any]], buffer.Buffer]]  # per input: its buffer, from the flat arguments
+    shapes: list[tuple[Any, Any]]
+    aliases: tuple[int, ...]
+    numbers: list[Callable[[list[Any]], float]]
+    draws: list[Any]
+    updated: list[int]  # inputs that get a new array, in the order of the first outputs
+    grads: list[Gradient]  # parameter, which output (-1: none), strides
+    leaves: list[tuple[Tensor, bool]]  # parameter, whether it has a gradient before the step
+    kept: list[tuple[Any, int]]  # storages that outlive the step, which output
+    returned: Callable[[list[Any], list[Any]], Any]
+    groups: list[Groups]
+    modules: list[ModuleState]
+    layouts: list[tuple[Tensor, tuple[int, ...], tuple[int, ...], bool, tuple[int, int]]]
+    host_values: list[tuple[Any, Any]]
+    assumptions: list[tuple[symbol.Expression, Any]]
+    closure: list[tuple[Callable[[], Any], Any]]
+    bumped: list[Tensor]
+    once: bool = False
+    calls: int = 0
+    signature: Any = None
+    began: bool = False  # left optimizer state or other tensors behind
+
+    def execute(self, flat: list[Any], buffers: list[buffer.Buffer]) -> list[Any]:
+        """Runs the program on the arrays of its inputs; returns its outputs."""
+        arrays = [held.array() for held in buffers]
+        for number in self.numbers:
+            arrays.append(transfer.scalar(number(flat), _FLOAT))
+        if self.draws:
+            arrays.append(jax_door.put(_draw(self.draws), client.get().device))
+        self.calls += 1
+        return self.program.executable(arrays)
+
+    def stale(self) -> bool:
+        """Whether it was captured with optimizer state that is gone; it would only keep that alive."""
+        return any(not groups.hold() for groups in self.groups)
+
+    def reason(self, flat: list[Any]) -> str | None:
+        """Why the program does not serve this call; None when it does."""
+        if self.once and self.calls:
+            return "the first call left new state behind"
+        for parameter, had in self.leaves:
+            if (parameter.grad is not None) != had:
+                return "a gradient is there that was not, or the other way round"
+        for module in self.modules:
+            changed = module.changed()
+            if changed is not None:
+                return changed
+        for tensor, sizes, strides, needs, seen in self.layouts:
+            if tensor.shape != sizes or tensor.stride() != strides or tensor.requires_grad is not needs \
+                    or hooks(tensor) != seen:
+                return "a parameter has another shape, layout, requires_grad or hooks"
+        for groups in self.groups:
+            if not groups.hold():
+                return "the optimizer's settings or state changed"
+        for get, value in self.closure:
+            now = get()
+            if now is not value and (isinstance(value, Tensor) or type(now) is not type(value) or now != value):
+                return "a variable of the step's function changed"
+        for read, value in self.host_values:
+            if read(flat) != value:
+                return "a number that the step reads from a CPU tensor changed"
+        if self.assumptions:
+            numbers = [number(flat) for number in self.numbers]
+            for expression, value in self.assumptions:
+                if symbol.evaluate(expression, lambda at: numbers[at[1]], False) != value:
+                    return "a number changed on which Python code of the step depends"
+        return None
+
+
+def aliases(buffers: list[buffer.Buffer]) -> tuple[int, ...]:
+    seen: dict[int, int] = {}
+    return tuple(seen.setdefault(id(held), len(seen)) for held in buffers)
+
+
+def own(held: buffer.Buffer) -> None:
+    """Makes the array the buffer's alone, so that the program may take its memory over."""
+    tensor = buffer.wrap(held.array())
+    copy = buffer.of(tensor.clone())
+    assert copy is not None
+    held.rebind(copy.array())
+
+
+def set_gradients(variant: Variant, outputs: list[Any]) -> None:
+    for parameter, position, strides in variant.grads:
+        parameter.grad = None if position < 0 else buffer.wrap(outputs[position], tuple(parameter.shape), strides)
+
+
+def _draw(draws: list[Any]) -> Any:
+    """Keys in the order in which eager mode would draw them."""
+    parts = [random.draw(generator, len(list(group))) for generator, group in itertools.groupby(draws)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
