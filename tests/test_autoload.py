@@ -42,9 +42,6 @@ def test_torch_tpu_first():
 BROKEN = {
     "unsupported torch": ("import torch; torch.__version__ = '2.9.1'; import torch_tpu",
                           {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "torch 2.9.1 is not supported; .* 2.13"),
-    "bad platform": ("import torch", {"TORCH_TPU_PLATFORM": "gpu"}, "TORCH_TPU_PLATFORM='gpu' is not known"),
-    "bad number of chips": ("import torch", {"TORCH_TPU_VIRTUAL_CHIPS": "no"}, "at least 1"),
-    "bad size": ("import torch", {"TORCH_TPU_VIRTUAL_HBM": "much"}, "is not a size"),
     "no jax": ("""
 import importlib.util, sys
 theirs = importlib.util.find_spec
@@ -69,6 +66,29 @@ def test_a_broken_environment_costs_the_device_not_torch(name):
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("torch_tpu: the tpu device is not available"), done.stderr
     assert re.search(message, lines[0]), done.stderr
+
+
+@pytest.mark.parametrize("name, value, message", [
+    ("PLATFORM", "gpu", "TORCH_TPU_PLATFORM='gpu' is not known; choose one of auto, tpu"),
+    ("VIRTUAL_CHIPS", "no", "TORCH_TPU_VIRTUAL_CHIPS='no' must be a whole number of at least 1"),
+    ("VIRTUAL_HBM", "much", "TORCH_TPU_VIRTUAL_HBM='much' is not a size"),
+    ("INTEGRATIONS", "some", "TORCH_TPU_INTEGRATIONS='some' is neither on nor off"),
+    ("LOGS", "compile,spam", "TORCH_TPU_LOGS='compile,spam': 'spam' is not known"),
+])
+def test_a_wrong_setting_is_an_error_of_the_first_use(name, value, message):
+    done = python("""
+        import torch
+        print(torch.ones(2).sum().item(), torch.device("tpu"))
+        for use in (lambda: torch.ones(1, device="tpu"), lambda: torch.ones(1).to("tpu"), lambda: torch.ones(1).tpu(),
+                    torch.tpu.is_available, torch.accelerator.is_available, torch.tpu.device_count):
+            try:
+                use()
+            except ValueError as error:
+                print(error)
+    """, "-W", "error", **{"TORCH_TPU_" + name: value})
+    first, *others = done.stdout.splitlines()
+    assert first == "2.0 tpu" and len(others) == 6 and all(message in line for line in others), done.stdout
+    assert done.stderr == ""
 
 
 def test_chips_demanded_that_are_not_there():

@@ -31,6 +31,11 @@ def test_a_wrong_setting():
     done = python("import sys; from torch_tpu.cli import main; sys.exit(main(['doctor']))", TORCH_TPU_PLATFORM="nope")
     assert done.returncode == 1
     assert done.stdout.count("error: ") == 1 and "TORCH_TPU_PLATFORM='nope' is not known" in done.stdout
+    done = python("import sys; from torch_tpu.cli import main; sys.exit(main(['doctor']))", TORCH_TPU_DEBUG="perhaps",
+                  TORCH_TPU_CACHE_SIZE="big", TORCH_TPU_PLATFROM="cpu")
+    assert done.returncode == 1 and done.stdout.count("error: ") == 2
+    for part in ("TORCH_TPU_DEBUG='perhaps'", "TORCH_TPU_CACHE_SIZE='big'", "note:  TORCH_TPU_PLATFROM is set"):
+        assert part in done.stdout
 
 
 def test_what_is_missing_comes_with_its_command(monkeypatch):

@@ -10,8 +10,8 @@ state = "not loaded"  # for `torch-tpu doctor`: "loaded", or why not
 
 
 def load() -> None:
-    """Registers the device, once. Never raises: where something is wrong, `import torch` goes on without the device and
-    one line on stderr says why."""
+    """Registers the device, once. Never raises: where torch or JAX is missing or unfit, `import torch` goes on without
+    the device and one line on stderr says why. A wrong TORCH_TPU_* variable is reported by the first use instead."""
     global state
     if state != "not loaded":
         return
@@ -34,9 +34,6 @@ def _register() -> None:
         raise ImportError(f"torch {torch.__version__} is not supported; torch_tpu works with torch {SUPPORTED}")
     if importlib.util.find_spec("jax") is None or importlib.util.find_spec("jaxlib") is None:
         raise ImportError("JAX is not installed: pip install 'jax>=0.10,<0.12'")
-    from .runtime import config
-
-    config.check()
     from . import device
     from .integrations import all as integrations
 

@@ -94,7 +94,9 @@ def _platform(report: Report) -> None:
     lines.append(f"{'on this host':<14}{f'{chips} x {generation}' if chips else 'no TPU chip on the PCI bus'}")
     try:
         chosen = platform.choose()
-    except (RuntimeError, ValueError) as error:
+    except config.SettingError:
+        return  # the section on settings says it
+    except RuntimeError as error:
         report.error(str(error))
         return
     what = "virtual chips (XLA on the CPU)" if chosen.virtual else chosen.name
@@ -113,10 +115,11 @@ def _settings(report: Report) -> None:
     for setting in config.SETTINGS:
         mark = "*" if setting.name in os.environ else " "
         lines.append(f"{mark} {setting.name:<26}{setting.raw() or '(unset)':<12}{setting.help}")
-    try:
-        config.check()
-    except ValueError as error:
-        report.error(str(error))
+    for problem in config.problems():
+        report.error(problem)
+    for name in sorted(os.environ):
+        if name.startswith("TORCH_TPU_") and name not in {setting.name for setting in config.SETTINGS}:
+            report.hints.append(f"{name} is set, but there is no such setting")
 
 
 def _cache(report: Report) -> None:
@@ -157,10 +160,9 @@ def _load(report: Report) -> bool:
     _autoload.load()
     lines.append(f"{'registration':<14}{_autoload.state}")
     if _autoload.state != "loaded":
-        if not any(error in _autoload.state for error in report.errors):
-            report.error(f"the device is not registered: {_autoload.state}")
+        report.error(f"the device is not registered: {_autoload.state}")
         return False
-    return True
+    return not config.problems()
 
 
 def _self_test(report: Report) -> None:

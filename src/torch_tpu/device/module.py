@@ -63,10 +63,15 @@ _initialized = True
 
 
 def is_available() -> bool:
-    """Whether this process can use the device. Starts nothing."""
+    """Whether this process can use the device. Starts nothing.
+
+    Raises:
+        ValueError: a TORCH_TPU_* variable has a value that is not understood. (False would send the program to another
+            device without a word.)
+    """
     try:
         return not _is_in_bad_fork() and chips.count() > 0
-    except (RuntimeError, ValueError):  # chips were demanded that are not there; using the device says so
+    except RuntimeError:  # chips were demanded that are not there; using the device says so
         return False
 
 

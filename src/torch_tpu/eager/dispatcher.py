@@ -44,7 +44,9 @@ def load() -> None:
         if _loaded:
             return
         from .. import lowering
-        from ..runtime import client
+        from ..runtime import client, config
+
+        config.check()
         from . import (  # noqa: F401  (they register)
             attention,
             autocast,

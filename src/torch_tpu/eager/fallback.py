@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -150,6 +151,8 @@ def on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"{name} has no lowering for tpu and TORCH_TPU_FALLBACK=error forbids running it on the CPU. Unset the "
             "variable to allow the (slow) fallback, or rewrite the code with another operator.")
     _counts[name] += 1
+    if config.logs("fallback"):
+        print(f"torch_tpu: {name} runs on the CPU (call {_counts[name]})", file=sys.stderr)
     if _counts[name] == 1 and mode() == "warn":
         warnings.warn(
             f"{name} has no lowering for tpu and runs on the CPU, with a copy there and back at every call "

@@ -16,8 +16,11 @@ def install() -> None:
     torch_modules.install()
     torch_tensor.install()
     backend.install()
-    if not config.INTEGRATIONS.flag():
-        return
+    try:
+        if not config.INTEGRATIONS.flag():
+            return
+    except config.SettingError:  # said by the first use of the device
+        pass
     from . import accelerate, transformers, transformers_tp
 
     accelerate.install()

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+class SettingError(ValueError):
+    """A TORCH_TPU_* variable has a value that is not understood."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One environment variable: its name, its default, and what it does (shown by `torch-tpu doctor`)."""
@@ -24,18 +28,27 @@ class Setting:
             return True
         if value in ("0", "false", "off", "no", ""):
             return False
-        raise ValueError(f"{self.name}={value!r} is neither on nor off; use 1 or 0")
+        raise SettingError(f"{self.name}={self.raw()!r} is neither on nor off; use 1 or 0")
 
     def choice(self, *allowed: str) -> str:
         value = self.raw().lower()
         if value not in allowed:
-            raise ValueError(f"{self.name}={value!r} is not known; choose one of {', '.join(allowed)}")
+            raise SettingError(f"{self.name}={self.raw()!r} is not known; choose one of {', '.join(allowed)}")
         return value
+
+    def topics(self, *allowed: str) -> list[str]:
+        """The words of a comma-separated list."""
+        words = [word.strip() for word in self.raw().split(",") if word.strip()]
+        for word in words:
+            if word not in allowed:
+                raise SettingError(f"{self.name}={self.raw()!r}: {word!r} is not known; list some of "
+                                   f"{', '.join(allowed)}")
+        return words
 
     def positive(self) -> int:
         value = self.raw()
         if not value.isdigit() or int(value) < 1:
-            raise ValueError(f"{self.name}={value!r} must be a whole number of at least 1")
+            raise SettingError(f"{self.name}={value!r} must be a whole number of at least 1")
         return int(value)
 
     def size(self) -> int | None:
@@ -46,38 +59,50 @@ class Setting:
         scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(value[-1], 1)
         digits = value[:-1] if scale > 1 else value
         try:
-            return int(float(digits) * scale)
-        except ValueError:
-            raise ValueError(f"{self.name}={self.raw()!r} is not a size; write for example 512M or 16G") from None
+            size = int(float(digits) * scale)
+        except (ValueError, OverflowError):
+            size = -1
+        if size < 0:
+            raise SettingError(f"{self.name}={self.raw()!r} is not a size; write for example 512M or 16G")
+        return size
 
 
 PLATFORM = Setting("TORCH_TPU_PLATFORM", "auto", "what runs the device: auto, tpu, cpu (virtual chips) or cuda")
 VIRTUAL_CHIPS = Setting("TORCH_TPU_VIRTUAL_CHIPS", "1", "how many virtual chips a machine without TPU shows")
 VIRTUAL_HBM = Setting("TORCH_TPU_VIRTUAL_HBM", "", "memory of one virtual chip, for example 16G (default: 3/4 of RAM)")
 FALLBACK = Setting("TORCH_TPU_FALLBACK", "warn", "operators that only the CPU has: warn (once each), silent or error")
-DEBUG = Setting("TORCH_TPU_DEBUG", "0", "synchronous execution with index bounds checks")
+DEBUG = Setting("TORCH_TPU_DEBUG", "0", "run synchronously, and check the values of arguments where the CPU does")
 EAGER = Setting("TORCH_TPU_EAGER", "strict", "operators outside torch.compile: strict (one by one) or fused")
 CACHE = Setting("TORCH_TPU_CACHE", "on", "keep compiled executables on disk: on or off")
 CACHE_DIR = Setting("TORCH_TPU_CACHE_DIR", "", "folder for compiled executables (default: the user's cache folder)")
 CACHE_SIZE = Setting("TORCH_TPU_CACHE_SIZE", "4G", "bound of that folder; the least recently used entries go first")
 MALLOC = Setting("TORCH_TPU_MALLOC", "on", "virtual chips: let glibc keep large blocks instead of faulting them anew")
-LOGS = Setting("TORCH_TPU_LOGS", "", "comma-separated: compile, recompile, fallback; lines go to stderr")
+LOGS = Setting("TORCH_TPU_LOGS", "", "comma-separated: compile, fallback, or all; a line each on stderr")
 INTEGRATIONS = Setting("TORCH_TPU_INTEGRATIONS", "on", "adapt libraries when they are imported: on or off")
 
 SETTINGS = (PLATFORM, VIRTUAL_CHIPS, VIRTUAL_HBM, FALLBACK, DEBUG, EAGER, CACHE, CACHE_DIR, CACHE_SIZE, MALLOC,
             LOGS, INTEGRATIONS)
 
 
+def problems() -> list[str]:
+    """What is wrong with the variables as they are set now; a line each."""
+    found = []
+    for read in (lambda: PLATFORM.choice("auto", "tpu", "cpu", "cuda"), VIRTUAL_CHIPS.positive, VIRTUAL_HBM.size,
+                 lambda: FALLBACK.choice("warn", "silent", "error"), DEBUG.flag,
+                 lambda: EAGER.choice("strict", "fused"), CACHE.flag, CACHE_SIZE.size, MALLOC.flag,
+                 lambda: LOGS.topics("compile", "fallback", "all"), INTEGRATIONS.flag):
+        try:
+            read()
+        except SettingError as error:
+            found.append(str(error))
+    return found
+
+
 def check() -> None:
-    """Raises ValueError for a variable whose value is not understood."""
-    PLATFORM.choice("auto", "tpu", "cpu", "cuda")
-    VIRTUAL_CHIPS.positive()
-    FALLBACK.choice("warn", "silent", "error")
-    EAGER.choice("strict", "fused")
-    for setting in (VIRTUAL_HBM, CACHE_SIZE):
-        setting.size()
-    for setting in (DEBUG, CACHE, MALLOC, INTEGRATIONS):
-        setting.flag()
+    """Raises SettingError for variables whose values are not understood; asked when the device is first used."""
+    found = problems()
+    if found:
+        raise SettingError("; ".join(found) + ". The tpu device starts with the variable corrected or unset.")
 
 
 def cache_dir() -> Path:
@@ -91,5 +116,5 @@ def cache_dir() -> Path:
 
 def logs(topic: str) -> bool:
     """Whether lines of this topic were asked for with TORCH_TPU_LOGS."""
-    wanted = LOGS.raw()
-    return bool(wanted) and (topic in wanted.split(",") or wanted == "all")
+    wanted = [word.strip() for word in LOGS.raw().split(",")]
+    return topic in wanted or "all" in wanted

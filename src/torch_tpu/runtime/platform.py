@@ -58,9 +58,10 @@ def choose() -> Platform:
     """The platform of this process, by TORCH_TPU_PLATFORM and by what the host has.
 
     Raises:
-        ValueError: TORCH_TPU_PLATFORM or TORCH_TPU_VIRTUAL_CHIPS is not understood.
+        SettingError: a TORCH_TPU_* variable is not understood.
         RuntimeError: TPU chips were demanded and libtpu is not installed.
     """
+    config.check()
     wanted = config.PLATFORM.choice("auto", "tpu", "cpu", "cuda")
     generation, chips = scan_chips()
     if wanted == "tpu" or (wanted == "auto" and chips and has_libtpu()):
