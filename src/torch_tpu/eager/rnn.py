@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from . import transforms
+
 Tensor = torch.Tensor
 
 _tpu = torch.library.Library("tpu", "FRAGMENT")
@@ -41,6 +43,41 @@ _tpu.impl("rnn_layer", _meta, "Meta")
 _tpu.impl("rnn_layer_backward", _meta_backward, "Meta")
 
 
+def plain(input: Tensor, h: Tensor, c: Tensor | None, lengths: Tensor | None, mode: str, reverse: bool,
+          *weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The same in PyTorch's own operators, each of which can be differentiated as often as wished."""
+    w_ih, w_hh, b_ih, b_hh, w_hr = weights
+    assert w_ih is not None and w_hh is not None
+    gates = F.linear(input, w_ih, b_ih)
+    outputs: list[Tensor] = []
+    for t in reversed(range(input.shape[0])) if reverse else range(input.shape[0]):
+        hidden, new_c = F.linear(h, w_hh, b_hh), c
+        if mode == "lstm":
+            assert c is not None
+            i, f, g, o = (gates[t] + hidden).chunk(4, -1)
+            new_c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            new_h = o.sigmoid() * new_c.tanh()
+            if w_hr is not None:
+                new_h = F.linear(new_h, w_hr)
+        elif mode == "gru":
+            (r, z, n), (rh, zh, nh) = gates[t].chunk(3, -1), hidden.chunk(3, -1)
+            z = (z + zh).sigmoid()
+            n = (n + (r + rh).sigmoid() * nh).tanh()
+            new_h = n + z * (h - n)
+        else:
+            new_h = (gates[t] + hidden).tanh() if mode == "tanh" else (gates[t] + hidden).relu()
+        if lengths is None:
+            outputs.append(new_h)
+            h, c = new_h, new_c
+            continue
+        inside = (lengths > t).unsqueeze(1)
+        outputs.append(torch.where(inside, new_h, 0))
+        h = torch.where(inside, new_h, h)
+        if c is not None and new_c is not None:
+            c = torch.where(inside, new_c, c)
+    return torch.stack(outputs[::-1] if reverse else outputs), h, c
+
+
 class Layer(torch.autograd.Function):
     """One layer in one direction: tensors first (weights may be None), then what is no tensor."""
 
@@ -54,13 +91,26 @@ class Layer(torch.autograd.Function):
             return torch.ops.tpu.rnn_layer(input, h, c, list(weights), lengths, mode, reverse)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         input, h, c, lengths, *weights = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph: the gradients are to be differentiated too
+            return _differentiable_backward(ctx, grads)
         dx, dh, dc, dw = torch.ops.tpu.rnn_layer_backward(
             grads[0], grads[1], None if c is None else grads[2], input, h, c, weights, lengths, ctx.mode, ctx.reverse)
         return (dx, dh, None if c is None else dc, None, None, None,
                 *(None if w is None else g for w, g in zip(weights, dw)))
+
+
+def _differentiable_backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> Any:
+    input, h, c, lengths, *weights = ctx.saved_tensors
+    outputs = plain(input, h, c, lengths, ctx.mode, ctx.reverse, *weights)
+    arguments = (input, h, c, None, None, None, *weights)
+    wanted = [a for a, needed in zip(arguments, ctx.needs_input_grad) if needed and a is not None]
+    given = [(o, g) for o, g in zip(outputs, grads) if o is not None and g is not None]
+    found = iter(torch.autograd.grad([o for o, _ in given], wanted, [g for _, g in given], create_graph=True,
+                                     allow_unused=True) if given else [None] * len(wanted))
+    return tuple(next(found) if needed and a is not None else None
+                 for a, needed in zip(arguments, ctx.needs_input_grad))
 
 
 def _check(input: Tensor, h: Tensor, weights: list[Tensor | None]) -> None:
@@ -92,8 +142,9 @@ def _stack(mode: str, input: Tensor, h: Tensor, c: Tensor | None, params: list[T
             weights: list[Tensor | None] = [*given[:2], *(given[2:4] if has_biases else (None, None)),
                                             given[-1] if projected else None]
             _check(input, h[at], weights)
-            out, h_n, c_n = Layer.apply(input, h[at], None if c is None else c[at], lengths, mode, direction == 1,
-                                        *weights)
+            start = None if c is None else c[at]
+            run = plain if transforms.active(input, h, c, *params) else Layer.apply
+            out, h_n, c_n = run(input, h[at], start, lengths, mode, direction == 1, *weights)
             outputs.append(out)
             last_h.append(h_n)
             last_c.append(c_n)
