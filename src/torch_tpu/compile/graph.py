@@ -240,7 +240,11 @@ class Graph:
         output = nodes[-1]
         self.returned = output.args[0]
         self.constants = {node: getattr(gm, node.target) for node in nodes if node.op == "get_attr"}
-        body = [node for node in nodes if node.op not in ("placeholder", "get_attr", "output")]
+        self.checks = [node for node in nodes if lower.is_late_check(node)]
+        # The token that orders effects, which a check hands on.
+        self.tokens = {user: lower.argument(node, 0) for node in self.checks for user in node.users}
+        body = [node for node in nodes if node.op not in ("placeholder", "get_attr", "output")
+                and node not in self.checks and node not in self.tokens]
         self.steps = self._split(body, options)
 
     def _split(self, body: list[Node], options: Options) -> list[Any]:
@@ -263,7 +267,7 @@ class Graph:
             warnings.warn(
                 f"torch.compile(backend='tpu'): {self.name} is cut into {len(groups)} pieces, since these operators "
                 f"have no lowering and run between them: {', '.join(sorted(set(eager)))}", RuntimeWarning, stacklevel=2)
-        wanted = set(lower.leaves(self.returned))
+        wanted = set(lower.leaves((self.returned, [node.args[2:] for node in self.checks])))
         steps: list[Any] = []
         for number, (compiled, group) in enumerate(groups):
             if not compiled:
@@ -289,4 +293,8 @@ class Graph:
                     environment[node] = environment[lower.mutation_of(node)]
             else:
                 environment[step] = lower.run_eagerly(step, environment)
+        for node, source in self.tokens.items():
+            environment[node] = environment[source]
+        for node in self.checks:
+            lower.check(node, environment)
         return torch.fx.node.map_arg(self.returned, lambda node: environment[node])

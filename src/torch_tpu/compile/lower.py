@@ -24,6 +24,10 @@ _SIZES: dict[str, Any] = {"aten.sym_size.int": lambda x, d: x.shape[d],
                           "aten.sym_numel.default": lambda x: math.prod(x.shape)}
 _CHECKS = {"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_tensor_metadata.default",
            "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"}
+# Checks whose result is one of their arguments: which.
+_PASSING = {"aten._functional_assert_async.msg": 2, "aten._functional_assert_scalar.default": 2}
+# Operators with an effect and no result, which the host may run after the whole graph.
+_CHECKED_LATER = {aten._linalg_check_errors.default}
 
 
 def argument(node: Node, position: int) -> Any:
@@ -54,8 +58,20 @@ def supports(node: Node) -> bool:
     if collectives.is_collective(node):
         return collectives.supports(node)
     name = name_of(node)
-    return table.find(name) is not None or name in _SIZES or name in _CHECKS or \
+    return table.find(name) is not None or name in _SIZES or name in _CHECKS or name in _PASSING or \
         (is_mutation(node) and argument(node, 0).op == "placeholder")
+
+
+def is_late_check(node: Node) -> bool:
+    """Whether the node reads a result on the host and raises an error, which can wait for the end of the graph."""
+    return node.target is torch.ops.higher_order.with_effects and argument(node, 1) in _CHECKED_LATER
+
+
+def check(node: Node, environment: dict[Node, Any]) -> None:
+    """Runs such a check (its arguments: an effect token, the operator, the operator's own)."""
+    args, kwargs = torch.fx.node.map_arg((node.args[2:], node.kwargs), lambda n: environment[n])
+    target: Any = argument(node, 1)
+    target(*args, **kwargs)
 
 
 def leaves(value: Any) -> list[Node]:
@@ -152,6 +168,8 @@ class Run:
             return _SIZES[name](*args)
         if name in _CHECKS:
             return None
+        if name in _PASSING:
+            return args[_PASSING[name]]
         if is_mutation(node):
             self.mutations[argument(node, 0)] = self.environment[argument(node, 0)] = args[1]
             return args[1]
