@@ -14,6 +14,7 @@ __path__: list[str] = []  # makes torch.tpu a package; its submodules come from 
 
 SUBMODULES = {
     "compiler": "torch_tpu.compile.compiler",
+    "debug": "torch_tpu.device.debug",
     "distributed": "torch_tpu.distributed",
     "memory": "torch_tpu.device.memory",
     "random": "torch_tpu.device.rng",
@@ -45,8 +46,8 @@ INSTEAD = {
     "cudart": "nothing: there is no CUDA runtime here",
     "current_blas_handle": "nothing: XLA chooses the kernels",
     "ExternalStream": "torch.tpu.Stream()",
-    "set_sync_debug_mode": "TORCH_TPU_DEBUG=1, which runs every operation synchronously",
-    "get_sync_debug_mode": "TORCH_TPU_DEBUG=1, which runs every operation synchronously",
+    "set_sync_debug_mode": "torch.tpu.debug.set_mode(True), which runs every operation synchronously",
+    "get_sync_debug_mode": "torch.tpu.debug.set_mode(True), which runs every operation synchronously",
     "jiterator": "torch_tpu's custom operators (JAX or Pallas functions)",
     "comm": "torch.distributed",
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..runtime import debug
 from ..tensor import buffer
 from . import execute, plan
 from .kernels import kernel
@@ -57,7 +58,7 @@ def resolve_indices(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]
             if at < tensor.dim():
                 check_bounds(index, tensor.shape[at], at)
             index = index.to("tpu")
-        elif execute.config_debug() and len(resolved) < tensor.dim():
+        elif debug.on() and len(resolved) < tensor.dim():
             check_bounds(index.cpu(), tensor.shape[len(resolved)], len(resolved))
         resolved.append(index)
     shapes = [tuple(index.shape) for index in resolved if index is not None]

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from ..lowering import context, promotion, table
-from ..runtime import config, dtypes, executable, transfer
+from ..runtime import debug, dtypes, executable, transfer
 from ..tensor import buffer, torch_door, views
-from . import batch, bounds, creation, oracle, overlap, quick
+from . import batch, bookkeeping, bounds, creation, oracle, overlap, quick
 from .plan import MISSING, Plan
 
 Tensor = torch.Tensor
@@ -147,8 +147,16 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
         key: a uint32[2] JAX array for a random operator.
         table, slot: where to enter the short way of the next such call, if it can have one.
     """
+    if key is None and not plan.out and args and bookkeeping.on():
+        first = args[0]
+        if first.__class__ is list and first:
+            first = first[0]
+        if isinstance(first, Tensor) and first.dtype in bookkeeping.KINDS:
+            result = bookkeeping.run(plan.op, args, kwargs, plan.written)
+            if result is not NotImplemented:
+                return result
     call = Call()
-    if config_debug():
+    if debug.on():
         bounds.check(plan.op, _given(plan, args, kwargs))
     count = len(args)
     for position, name, kind, default in plan.slots:
@@ -201,7 +209,7 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
     if key is not None:
         extra.append(key)
     outputs: list[Any]
-    if batch.on and not config_debug():
+    if batch.on and not debug.on():
         outputs = batch.record(compiled.node, call.buffers, extra)
         for index, position in compiled.written:
             call.buffers[index].postpone(compiled.node.kinds[position], outputs[position])
@@ -216,7 +224,7 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
         outputs = program(arrays)
         for index, position in compiled.written:
             call.buffers[index].rebind(outputs[position])
-        if config_debug():
+        if debug.on():
             for array in outputs:
                 array.block_until_ready()
         elif table is not None and compiled.short is not None:
@@ -236,16 +244,6 @@ def _given(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str,
     given.update(zip(plan.names, args))
     given.update(kwargs)
     return given
-
-
-_debug: bool | None = None
-
-
-def config_debug() -> bool:
-    global _debug
-    if _debug is None:
-        _debug = config.DEBUG.flag()
-    return _debug
 
 
 def _wrap(spec: Any, outputs: list[Any]) -> Any:
