@@ -19,7 +19,8 @@ class Worker:
 
     START_S = 300
     # Tens of thousands of small programs would push the user's own out of the disk cache.
-    ENVIRONMENT: ClassVar[dict[str, str]] = {"OMP_WAIT_POLICY": "PASSIVE", "TORCH_TPU_CACHE": "off"}
+    ENVIRONMENT: ClassVar[dict[str, str]] = {"OMP_WAIT_POLICY": "PASSIVE", "TORCH_TPU_CACHE": "off",
+                                            "TORCH_TPU_HOST_INTEGERS": "off"}
 
     def __init__(self, dtypes: Sequence[str], samples: int) -> None:
         command = [sys.executable, "-m", "torch_tpu.conformance.worker", ",".join(dtypes), str(samples)]

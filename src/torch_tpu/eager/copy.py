@@ -9,7 +9,7 @@ import torch
 
 from ..runtime import dtypes, transfer
 from ..tensor import buffer, views
-from . import execute, overlap, plan
+from . import bookkeeping, execute, overlap, plan
 from .kernels import kernel
 
 aten = torch.ops.aten
@@ -19,6 +19,11 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor with a device tensor's values, contiguous; waits for them."""
     held = buffer.of(tensor)
     assert held is not None
+    if held.mirror is not None:
+        return bookkeeping.known(tensor).clone(memory_format=torch.contiguous_format)  # type: ignore[union-attr]
+    if bookkeeping.small(tensor) and held.kind.nbytes <= bookkeeping.LIMIT and tensor.dtype == held.kind.torch_dtype:
+        bookkeeping.pull(held)
+        return to_host(tensor)
     whole = views.of(tensor)
     if held.shape == whole.sizes and tensor.is_contiguous() and tensor.dtype == torch_dtype(held):
         return transfer.to_host(held.array())
@@ -77,7 +82,15 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
         if target.dtype == torch_dtype(here) and views.is_whole(here.shape, window):
             order = buffer.dense_order(target.shape, target.stride())
             assert order is not None
+            if bookkeeping.small(target):
+                bookkeeping.keep(here, value.permute(order).clone(memory_format=torch.contiguous_format))
+                return target
             here.rebind(transfer.to_device(value.permute(order).reshape(here.shape)))
+            return target
+        known = bookkeeping.known(target) if bookkeeping.small(target) else None
+        if known is not None:
+            known.copy_(value)
+            here.changed()
             return target
         source = buffer.wrap(transfer.to_device(value))
     if target is source:
@@ -146,6 +159,9 @@ def to_copy(tensor: torch.Tensor, *, dtype: torch.dtype | None = None, layout: A
         return _leave(tensor, want, device, memory_format)
     creation.check_index(device)
     form = torch.preserve_format if memory_format is None else memory_format
+    held = buffer.of(tensor)
+    if held is not None and held.mirror is not None and bookkeeping.small(tensor):
+        return bookkeeping.make(bookkeeping.known(tensor).to(want, memory_format=form, copy=True))  # type: ignore
     result = torch.empty_like(tensor, dtype=want, device="tpu", memory_format=form)
     return copy_(result, tensor)
 

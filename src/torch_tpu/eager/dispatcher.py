@@ -130,7 +130,7 @@ def _planned(made: Any) -> Any:
         kernel = quick.kernel(made, execute.run) or plain
     if not any(a.name == "device" for a in made.op._schema.arguments):
         return kernel
-    from . import creation
+    from . import bookkeeping, creation
 
     def placed(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
@@ -139,8 +139,13 @@ def _planned(made: Any) -> Any:
         creation.check_index(device)
         if kwargs.get("pin_memory"):
             raise RuntimeError("Only dense CPU tensors can be pinned")
+        if free and bookkeeping.on():
+            result = bookkeeping.factory(made.op, args, kwargs)
+            if result is not NotImplemented:
+                return result
         return kernel(*args, **kwargs)
 
+    free = not made.entry.random and not made.writes and not any(kind.startswith("tensor") for _, kind in made.params)
     return placed
 
 

@@ -397,8 +397,10 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
     consulted = context.Consulted.count
     try:
         recorded = executable.Recorded(program, avals, name, donate)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise type(error)(f"{name} on tpu, with {_describe(call)}: {error}") from error
+    except (TypeError, ValueError, ZeroDivisionError, NotImplementedError) as error:
+        # A kernel of PyTorch's raises RuntimeError; a TypeError would make Python's operators look for another way.
+        kind = NotImplementedError if isinstance(error, NotImplementedError) or "dtype" in str(error) else RuntimeError
+        raise kind(f"{name} on tpu, with {_describe(call)}: {error}") from error
     node = batch.Node(recorded, name, donate)
     if batch.on:
         node.release()

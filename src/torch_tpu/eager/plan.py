@@ -50,6 +50,11 @@ class Plan:
     defaults: tuple[tuple[str, Any], ...]
     slots: tuple[tuple[int, str, str, Any], ...]
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Names of the arguments it writes."""
+        return tuple(name for name, _ in self.writes)
+
 
 MISSING: Any = object()  # an argument the caller left out
 

@@ -8,7 +8,7 @@ import torch
 
 from ..runtime import transfer
 from ..tensor import buffer
-from . import creation
+from . import bookkeeping, creation
 from .kernels import kernel
 
 aten = torch.ops.aten
@@ -28,4 +28,5 @@ def arange_start(start: Any, end: Any, **options: Any) -> torch.Tensor:
 def arange_step(start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None,
                 device: torch.device | None = None, **_: Any) -> torch.Tensor:
     creation.check_index(device)
-    return buffer.wrap(transfer.to_device(aten.arange.start_step(start, end, step, dtype=dtype, device="cpu")))
+    values = aten.arange.start_step(start, end, step, dtype=dtype, device="cpu")
+    return bookkeeping.make(values) if bookkeeping.small(values) else buffer.wrap(transfer.to_device(values))

@@ -61,11 +61,13 @@ class Buffer:
     yet), so it must not be donated.
     """
 
-    __slots__ = ("_array", "_bytes", "_host", "_size", "kind", "shared")
+    # `mirror`: the same bytes on the host (flat, uint8), of integers that the host computes (eager/bookkeeping.py).
+    __slots__ = ("_array", "_bytes", "_host", "_size", "kind", "mirror", "shared")
 
     def __init__(self, kind: Kind, array: Any = None) -> None:
         self.kind = kind
         self.shared = False
+        self.mirror: torch.Tensor | None = None
         self._array = array
         self._host: torch.Tensor | None = None
         self._size: int | None = None
@@ -90,7 +92,9 @@ class Buffer:
             if self._size == 0:
                 raise RuntimeError("this tensor's storage was resized to 0 bytes (untyped_storage().resize_(0)); "
                                    "resize it back before using the tensor")
-            if self._host is None:
+            if self.mirror is not None:
+                self._array = transfer.to_device(self.mirror.view(self.kind.torch_dtype).view(self.shape))
+            elif self._host is None:
                 self._array = _zeros(self.shape, self.dtype)
             else:
                 self._array = transfer.to_device(self._host.view(dtypes.to_torch(self.dtype)).view(self.shape))
@@ -98,19 +102,35 @@ class Buffer:
         return self._array
 
     def written(self) -> bool:
-        return self._array is not None or self._host is not None
+        return self._array is not None or self._host is not None or self.mirror is not None
+
+    def keep(self, mirror: torch.Tensor) -> None:
+        """Takes bytes (a flat uint8 CPU tensor of the buffer's own) as the storage's data; the device gets them when a
+        program needs them."""
+        self._array = self._host = None
+        self.mirror = mirror
+        self.shared = False
+
+    def remember(self, mirror: torch.Tensor) -> None:
+        """Keeps a copy of the device's data on the host, until the device writes them."""
+        self.mirror = mirror
+
+    def changed(self) -> None:
+        """The mirror was written: what the device has is old."""
+        self._array = None
+        self.shared = False
 
     def postpone(self, what: Kind, waiting: Pending) -> None:
         """Takes the result of a recorded operator as the storage's data."""
         self._array = waiting
-        self._host = None
+        self._host = self.mirror = None
         self.kind = what
         self.shared = False
 
     def rebind(self, array: Any) -> None:
         """Takes a new array as the storage's data (same number of bytes)."""
         self._array = array
-        self._host = None
+        self._host = self.mirror = None
         if array.shape != self.kind.shape or array.dtype != self.kind.dtype:
             self.kind = kind(array.shape, array.dtype)
         self.shared = False
@@ -118,7 +138,7 @@ class Buffer:
     def replace(self, array: Any) -> None:
         """Takes a new array of the same shape and dtype."""
         self._array = array
-        self._host = None
+        self._host = self.mirror = None
         self.shared = False
 
     def share(self, other: Buffer) -> None:
@@ -128,14 +148,14 @@ class Buffer:
 
     def load(self, host: torch.Tensor) -> None:
         """Takes bytes (a uint8 CPU tensor that nobody changes any more) as the storage's data."""
-        self._array = None
+        self._array = self.mirror = None
         self._host = host
         self.shared = False
 
     def adopt(self, sizes: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> None:
         """Bytes without a type, as a file's are, become elements when a tensor is laid over them. Otherwise every
         operator would have to reinterpret them."""
-        if self._array is not None or self.dtype != np.uint8 or dtype == np.uint8:
+        if self._array is not None or self.mirror is not None or self.dtype != np.uint8 or dtype == np.uint8:
             return
         nbytes = math.prod(self.shape)
         if nbytes % dtype.itemsize:
@@ -161,7 +181,7 @@ class Buffer:
                 f"a tpu storage of {capacity} bytes cannot be resized to {nbytes}: it can be emptied (resize_(0)) and "
                 "grow back to its first size. Use tensor.resize_(), which takes a new storage where needed.")
         if nbytes == 0 and self._bytes:
-            self._array = self._host = None
+            self._array = self._host = self.mirror = None
             memory.release(self._bytes)
             self._bytes = 0
             self.shared = False

@@ -49,6 +49,8 @@ def _host_bytes(storage: Any) -> torch.Tensor:
     from ..runtime import transfer
 
     held = _held(storage)
+    if held.mirror is not None:
+        return held.mirror[:held.nbytes()]
     if held._host is not None:
         return held._host[:held.nbytes()]
     if not held.nbytes():
