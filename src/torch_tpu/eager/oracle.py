@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from . import rules
 from .plan import Plan, overload
 
 # Operators whose Meta kernel is missing or answers for another device's layout.
@@ -30,6 +31,7 @@ def expect(plan: Plan, given: dict[str, Any]) -> Any:
 
     Raises whatever PyTorch raises for these arguments.
     """
+    rules.check(plan.functional, given)
     if str(plan.functional) in _NO_META:
         return None
     op = plan.functional
@@ -70,6 +72,8 @@ def _call(op: Any, given: dict[str, Any]) -> Any:
             return op(*args, **kwargs)
     except NotImplementedError:
         return None
+    except AssertionError as error:  # of a Meta kernel in Python
+        return RuntimeError(str(error))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         text = str(error)
         if "meta" in text.lower() or "Tensor.item" in text or "data-dependent" in text.lower():

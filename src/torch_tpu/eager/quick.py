@@ -31,6 +31,7 @@ class Entry:
 
 
 _tables: list[Table] = []
+_NUMBERS = (int, float, complex)
 _NUMBER_DTYPES = (torch.float64, torch.int64)
 
 
@@ -80,8 +81,8 @@ def _of_one(plan: Plan, run: Callable[..., Any], table: Table) -> Callable[..., 
 
 
 def _of_two(plan: Plan, run: Callable[..., Any], table: Table) -> Callable[..., Any]:
-    def two(a: Tensor, b: Any, *rest: Any, **named: Any) -> Any:
-        if rest or named:
+    def two(a: Any, b: Any, *rest: Any, **named: Any) -> Any:
+        if rest or named or isinstance(a, _NUMBERS):  # `5 // x` hands on the number itself
             return run(plan, (a, b, *rest), named)
         held = getattr(a.untyped_storage(), "_tpu_buffer", None)
         if held is None:
