@@ -143,6 +143,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
                                  enable_gqa: bool = False) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention for tensors on tpu, with its rules and errors."""
     _validate(query, key, value, attn_mask, dropout_p)
+    if is_causal and attn_mask is not None:
+        raise RuntimeError("scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
     keep_heads = 1 if enable_gqa and min(query.dim(), key.dim(), value.dim()) >= 3 else 0
     if keep_heads:
         key, value = _common_heads(query, key, value)

@@ -12,7 +12,7 @@ import torch
 
 from ..runtime import debug
 from ..tensor import buffer
-from . import execute, plan
+from . import bookkeeping, execute, plan
 from .kernels import kernel
 
 aten = torch.ops.aten
@@ -58,8 +58,10 @@ def resolve_indices(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]
             if at < tensor.dim():
                 check_bounds(index, tensor.shape[at], at)
             index = index.to("tpu")
-        elif debug.on() and len(resolved) < tensor.dim():
-            check_bounds(index.cpu(), tensor.shape[len(resolved)], len(resolved))
+        elif len(resolved) < tensor.dim():
+            values = bookkeeping.known(index)
+            if values is not None or debug.on():
+                check_bounds(index.cpu() if values is None else values, tensor.shape[len(resolved)], len(resolved))
         resolved.append(index)
     shapes = [tuple(index.shape) for index in resolved if index is not None]
     if any(shape != shapes[0] for shape in shapes):
@@ -97,7 +99,9 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
 
 @kernel("aten.bincount.default")
 def bincount(tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
-    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise NotImplementedError(f"bincount: not implemented for {tensor.dtype}; it counts integers")
+    if tensor.dim() != 1 or tensor.dtype == torch.bool:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if minlength < 0:
         raise RuntimeError("minlength should be >= 0")
@@ -164,3 +168,36 @@ def index_put_(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], val
 def index_put(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor,
               accumulate: bool = False) -> torch.Tensor:
     return index_put_(tensor.clone(), indices, values, accumulate)
+
+
+@kernel("aten.one_hot.default")
+def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    if tensor.dtype != torch.int64:
+        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+    if num_classes < -1 or (num_classes == 0 and tensor.numel()):
+        raise RuntimeError("num_classes should be positive")
+    if not tensor.numel():
+        if num_classes <= 0:
+            raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        return torch.empty((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
+    if num_classes == -1 or debug.on() or bookkeeping.known(tensor) is not None:
+        low, high = torch.stack(tensor.aminmax()).tolist()
+        if low < 0:
+            raise RuntimeError("Class values must be non-negative.")
+        if num_classes == -1:
+            num_classes = high + 1
+        elif high >= num_classes:
+            raise RuntimeError("Class values must be smaller than num_classes.")
+    classes = torch.arange(num_classes, device=tensor.device)
+    return (tensor.unsqueeze(-1) == classes).to(torch.int64)
+
+
+@kernel("aten._assert_async.default")
+def assert_async(tensor: torch.Tensor) -> None:
+    """Waits for the tensor: an assertion that nobody looks at would be none."""
+    aten._assert_async.default(tensor.cpu())
+
+
+@kernel("aten._assert_async.msg")
+def assert_async_msg(tensor: torch.Tensor, message: str) -> None:
+    aten._assert_async.msg(tensor.cpu(), message)

@@ -118,8 +118,9 @@ def _register() -> None:
 
 
 def _planned(made: Any) -> Any:
-    from . import execute, quick, random
+    from . import bounds, execute, quick, random
 
+    look = bounds.guard(made.op)
     if made.entry.random:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             return execute.run(made, args, kwargs, random.next_key(kwargs.get("generator")))
@@ -128,6 +129,12 @@ def _planned(made: Any) -> Any:
             return execute.run(made, args, kwargs)
 
         kernel = quick.kernel(made, execute.run) or plain
+    if look is not None:
+        unguarded = kernel
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            look(args, kwargs)
+            return unguarded(*args, **kwargs)
     if not any(a.name == "device" for a in made.op._schema.arguments):
         return kernel
     from . import bookkeeping, creation

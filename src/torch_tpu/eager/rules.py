@@ -117,7 +117,6 @@ _refuse("c", "lt le gt ge cummax cummin _cummax_helper _cummin_helper atan2 rema
              "polygamma hypot i0 elu celu selu leaky_relu hardtanh hardswish hardsigmoid "
              "softplus softshrink hardshrink histc bucketize searchsorted "
              "logit igamma igammac special_i0e special_i1 special_i1e special_erfcx special_ndtri special_log_ndtr")
-_refuse("c", "max min", NotImplementedError, '"{op}_all" not implemented for \'{dtype}\'')
 _refuse("c", "argmax argmin amax amin aminmax", RuntimeError, "{op}(): does not support complex input")
 _refuse("c", "sort argsort topk msort", RuntimeError, "{op} does not support complex dtypes")
 _refuse("c", "clamp clamp_min clamp_max relu relu6", NotImplementedError, "clamp is not supported for complex types")
@@ -128,9 +127,17 @@ _refuse("cf", "bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift
 _refuse("cfb", "lcm")
 _refuse("cib", "uniform normal normal_functional exponential cauchy log_normal poisson bernoulli_tensor randn_like "
                "rand_like _standard_gamma _sample_dirichlet binomial native_dropout")
-_refuse("ib", "_softmax _log_softmax softmax log_softmax hypot histc native_layer_norm native_group_norm")
+_refuse("ib", "_softmax _log_softmax softmax log_softmax hypot native_layer_norm native_group_norm")
 _refuse("ib", "std var std_mean var_mean", RuntimeError, "{op} only support floating point and complex dtypes")
 _refuse("cib", "multinomial", RuntimeError, "multinomial only supports floating-point dtypes for input, got: {dtype}")
+
+
+@_rule("max", "min")
+def _order(packet: str, given: Given) -> None:
+    if given["self"].dtype.is_complex:
+        if "dim" in given:
+            raise RuntimeError(f"{packet}(): does not support complex input")
+        raise NotImplementedError(f'"{packet}_all" not implemented for \'{name(given["self"].dtype)}\'')
 
 
 @_rule("div", "divide", "true_divide")
