@@ -98,7 +98,7 @@ def test_a_sampled_token_meets_the_ids():
 
 
 def test_large_and_computed_integers_stay_on_the_device():
-    large = torch.ones(1 << 17, dtype=torch.int64).to("tpu")
+    large = torch.ones(1 << 21, dtype=torch.int64).to("tpu")
     assert cost(lambda: large + 1)[0] == 1
     computed = torch.randn(300, 3).to("tpu").argmax(-1)
     assert cost(lambda: computed + 1)[0] == 1

@@ -24,7 +24,7 @@ from ..tensor import buffer, torch_door
 Tensor = torch.Tensor
 
 KINDS = frozenset((torch.bool, torch.int64, torch.int32))
-LIMIT = 1 << 16  # elements of all tensors of a call
+LIMIT = 1 << 20  # elements of all tensors of a call; the mask of a 512-token prefill over 1,024 slots is half of it
 PULL = 64  # elements of a tensor that is fetched from the device
 
 _on: bool | None = None

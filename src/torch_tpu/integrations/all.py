@@ -21,9 +21,10 @@ def install() -> None:
             return
     except config.SettingError:  # said by the first use of the device
         pass
-    from . import accelerate, safetensors, transformers, transformers_tp
+    from . import accelerate, safetensors, transformers, transformers_generate, transformers_tp
 
     accelerate.install()
     safetensors.install()
     transformers.install()
+    transformers_generate.install()
     transformers_tp.install()

@@ -79,11 +79,12 @@ CACHE_SIZE = Setting("TORCH_TPU_CACHE_SIZE", "4G", "bound of that folder; the le
 MALLOC = Setting("TORCH_TPU_MALLOC", "on", "virtual chips: let glibc keep large blocks instead of faulting them anew")
 LOGS = Setting("TORCH_TPU_LOGS", "", "comma-separated: compile, fallback, or all; a line each on stderr")
 INTEGRATIONS = Setting("TORCH_TPU_INTEGRATIONS", "on", "adapt libraries when they are imported: on or off")
+BUCKETS = Setting("TORCH_TPU_BUCKETS", "on", "Transformers: pad prompts and caches to few lengths")
 HOST_INTEGERS = Setting("TORCH_TPU_HOST_INTEGERS", "on", "compute small integer tensors that the host knows there")
 HOSTS = Setting("TORCH_TPU_HOSTS", "", "hosts of a slice, by commas; the launcher sets it (else TPU_WORKER_HOSTNAMES)")
 
 SETTINGS = (PLATFORM, VIRTUAL_CHIPS, VIRTUAL_HBM, FALLBACK, DEBUG, EAGER, CACHE, CACHE_DIR, CACHE_SIZE, MALLOC,
-            LOGS, INTEGRATIONS, HOSTS, HOST_INTEGERS)
+            LOGS, INTEGRATIONS, HOSTS, HOST_INTEGERS, BUCKETS)
 
 
 def problems() -> list[str]:
