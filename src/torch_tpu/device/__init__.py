@@ -12,11 +12,11 @@ def register() -> None:
 
     from ..eager import dispatcher
     from ..tensor import storage
-    from . import accelerator, amp, backends, generator, module, namespace, streams
+    from . import accelerator, amp, backends, backward_errors, generator, module, namespace, streams
 
-    _setup_privateuseone_for_python_backend("tpu", module)
+    _setup_privateuseone_for_python_backend("tpu", module, device_guard=backward_errors.Guard())
     dispatcher.install()
-    for part in (amp, generator, streams, storage, accelerator, namespace):
+    for part in (amp, backward_errors, generator, streams, storage, accelerator, namespace):
         part.install()
     torch.backends.tpu = backends  # type: ignore[attr-defined]
     sys.modules["torch.backends.tpu"] = backends

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterator
 
 from ..runtime import debug as state
+from .nan_trace import Finding, NonFiniteError, nan_trace
 
-__all__ = ["is_on", "mode", "set_mode"]
+__all__ = ["Finding", "NonFiniteError", "is_on", "mode", "nan_trace", "set_mode"]
 
 
 def is_on() -> bool:
