@@ -1,7 +1,7 @@
 """Exceptions raised during backward(), on the autograd engine's own thread.
 
-A Python error that crosses C++ frames there is kept as the thread's pending exception. While the engine unwinds, it asks
-the device guard for its type; for a Python backend that is a Python call, which must not run with an exception pending:
+A Python error that crosses C++ frames there stays the thread's pending exception. While the engine unwinds, it asks the
+device guard for its type; for a Python backend that is a Python call, which must not run with an exception pending:
 PyTorch 2.13 then ends the process ("terminate called without an active exception"), or says "returned NULL without
 setting an exception". So the guard takes the pending exception away, and run_backward raises it again.
 """

@@ -88,7 +88,7 @@ class NanTrace(TorchDispatchMode):
         self._inf = inf
         self._names = {} if model is None else {id(m): name for name, m in model.named_modules()}
         self._known = {} if model is None else {
-            id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
+            _memory(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
         self._model = model
         self._stack: list[torch.nn.Module] = []
         self._forward: dict[int, _Place] = {}  # by the sequence number of the autograd node
@@ -149,7 +149,7 @@ class NanTrace(TorchDispatchMode):
         inputs = [leaf for leaf in pytree.tree_leaves(before) if _fractional(leaf)]
         nan = any(torch.isnan(output).any().item() for output in outputs)
         if nan and any(torch.isnan(value).any().item() for value in inputs):
-            given = next((name for value in inputs if (name := self._known.get(id(value))) is not None
+            given = next((name for value in inputs if (name := self._known.get(_memory(value))) is not None
                           and torch.isnan(value).any().item()), None)
             what = f"parameter or buffer {given!r}" if given else "an input from outside of the trace"
             raise NonFiniteError(self._finding(func, place, before, outputs, f"NaN (already in {what})"))
@@ -213,6 +213,11 @@ def nan_trace(model: torch.nn.Module | None = None, *, inf: bool = False) -> Nan
 
 def _fractional(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) and value.numel() > 0
+
+
+def _memory(tensor: Tensor) -> int:
+    """The same for a parameter and views of it."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _copied(value: Any) -> Any:
