@@ -706,3 +706,78 @@ def test_compiled_forward_and_loss_and_compiled_optimizer_step():
     assert len(torch.tpu.compiler.stats().graphs) == made
     close(weights[1], weights[0])
     torch._dynamo.reset()
+
+
+def test_errors_of_factorisations_and_assertions_are_raised_after_the_step():
+    @torch.tpu.compile_step
+    def step(a):
+        torch._assert_async((a < 100).all(), "too large")
+        return torch.linalg.inv(a).sum()
+
+    for scale in (1.0, 2.0):
+        assert step(torch.eye(3).to("tpu") * scale).item() == pytest.approx(3 / scale)
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        step(torch.zeros(3, 3, device="tpu"))
+    with pytest.raises(RuntimeError, match="too large"):
+        step(torch.eye(3, device="tpu") * 200)
+
+
+def test_compiled_model_inside_a_compiled_step():
+    torch._dynamo.reset()
+    model = model_of("small", "tpu")
+    reference = copy.deepcopy(model)
+    inner = torch.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.tpu.compile_step(inner, optimizer=optimizer, loss=F.cross_entropy)
+    other = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for x, y in batches("small", 3):
+        step(x, y)
+        F.cross_entropy(reference(x.to("tpu")), y.to("tpu")).backward()
+        other.step()
+        other.zero_grad()
+    close(model, reference)
+
+
+def test_method_as_a_step():
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = model_of("small", "tpu")
+
+        @torch.tpu.compile_step
+        def evaluate(self, x):
+            with torch.no_grad():
+                return self.model(x)
+
+    trainer = Trainer()
+    x = torch.ones(2, 6, device="tpu")
+    torch.testing.assert_close(trainer.evaluate(x), trainer.model(x).detach())
+    torch.testing.assert_close(trainer.evaluate(x * 2), trainer.model(x * 2).detach())
+
+
+def test_second_optimizer_and_several_losses():
+    """A generator and a discriminator, as in a GAN, in one step."""
+    results = []
+    for device in ("cpu", "tpu"):
+        torch.manual_seed(0)
+        first, second = nn.Linear(4, 4).to(device), nn.Linear(4, 1).to(device)
+        one = torch.optim.Adam(first.parameters(), lr=0.01, eps=1e-4)
+        two = torch.optim.SGD(second.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x, first=first, second=second, one=one, two=two):
+            two.zero_grad()
+            loss = F.softplus(second(first(x).detach())).mean() + F.softplus(-second(x)).mean()
+            loss.backward()
+            two.step()
+            one.zero_grad()
+            other = F.softplus(-second(first(x))).mean()
+            other.backward()
+            one.step()
+            return loss, other
+
+        run = torch.tpu.compile_step(step) if device == "tpu" else step
+        generator = torch.Generator().manual_seed(1)
+        values = [[v.item() for v in run(torch.randn(8, 4, generator=generator).to(device))] for _ in range(5)]
+        results.append((values, first, second))
+    torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-4, atol=1e-5)
+    close(results[1][1], results[0][1])
+    close(results[1][2], results[0][2])

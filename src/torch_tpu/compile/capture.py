@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ class Recorder(TorchDispatchMode):
         self.draws: list[torch.Generator | None] = []
         self.seen_keys: dict[bytes, int] = {}
         self.states: dict[int, tuple[Any, Tensor]] = {}  # of generators before the step
+        self.checks: list[tuple[Value, Any, Callable[[Tensor], None]]] = []  # read after the step, on the host
         self.journal: list[tuple[Any, Value]] | None = None
         self.in_optimizer = False
         self.paused = False
@@ -250,7 +252,7 @@ class Recorder(TorchDispatchMode):
         if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns) \
                 or (torch.Tag.inplace_view in func.tags and not name.startswith("aten.resize")):
             return func(*args, **kwargs)
-        if torch.Tag.dynamic_output_shape in func.tags or name in _DATA_DEPENDENT:
+        if (torch.Tag.dynamic_output_shape in func.tags and func not in _INDEXING) or name in _DATA_DEPENDENT:
             raise errors.CaptureError(
                 f"{func} at {where()}: the size or the branch it leads to depends on values that the step computes. "
                 "Use a form of fixed size (torch.where, masked_fill, topk), or do it outside the step")
@@ -479,6 +481,12 @@ class Recorder(TorchDispatchMode):
             f"{what} at {where()} needs a value that the step has yet to compute; return the tensor from the step and "
             "do it outside")
 
+    def check_later(self, tensor: Tensor, check: Callable[[Tensor], Any]) -> None:
+        """A check that may raise an error waits until the step has run."""
+        owner = self.owner(tensor)
+        self.checks.append((owner.value, (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype),
+                            check))
+
     def batch_norm(self, input: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float,
                    eps: float) -> Any:
         if training and mean is None:
@@ -598,7 +606,27 @@ def _lift(recorder: Recorder, tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _check_factorisation(recorder: Recorder, info: Tensor, name: str, *, is_matrix: bool) -> None:
+    recorder.check_later(info, functools.partial(aten._linalg_check_errors.default, api_name=name,
+                                                 is_matrix=is_matrix))
+
+
+def _check_assertion(recorder: Recorder, condition: Tensor,
+                     message: str = "Expected Tensor with single nonzero value, but got zero",
+                     token: Tensor | None = None) -> Tensor | None:
+    def check(value: Tensor) -> None:
+        if not value.item():
+            raise RuntimeError(message)
+
+    recorder.check_later(condition, check)
+    return token
+
+
 _SPECIAL: dict[str, Any] = {
+    "aten._linalg_check_errors.default": _check_factorisation,
+    "aten._assert_async.default": _check_assertion,
+    "aten._assert_async.msg": _check_assertion,
+    "aten._functional_assert_async.msg": _check_assertion,
     "aten._to_copy.default": Recorder.to_copy,
     "aten.copy_.default": Recorder.copy_,
     "aten._local_scalar_dense.default": Recorder.item,

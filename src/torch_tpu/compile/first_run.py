@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -69,6 +70,8 @@ class Run:
     @contextmanager
     def _around(self) -> Iterator[None]:
         with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(compile_doors.compiling())
             stack.enter_context(compile_doors.eager_stance())
@@ -236,7 +239,8 @@ class Run:
                kept: list[tuple[Any, int]], grads: list[Gradient], returned: Any,
                closure: list[tuple[Callable[[], Any], Any]]) -> tuple[Variant, Any]:
         recorder, step = self.recorder, self.step
-        # In the order in which the program reads them, so that a second capture makes the same program.
+        checks = [(len(outputs) + at, window, raises) for at, (_, window, raises) in enumerate(recorder.checks)]
+        outputs += [value for value, _, _ in recorder.checks]
         program = recorder.tape.build(updated, outputs, set(adopted), list(enumerate(recorder.numbers)), step.name,
                                       step._xla, step._donate, step._executables)
         by_value: dict[Value, External | HostInput] = {e.first: e for e in recorder.externals.values()}
@@ -262,7 +266,9 @@ class Run:
             [], lambda outputs, flat: returned(outputs, flat, offset), list(self.groups.values()),
             self._module_guards(), self._layouts(), self._host_values(),
             recorder.assumptions, closure,
-            [e.tensor for e in recorder.externals.values() if e.value is not e.first], once=once,
+            [e.tensor for e in recorder.externals.values() if e.value is not e.first and not any(
+                isinstance(leaf, Tensor) and buffer.of(leaf) is e.buffer for leaf in self.flat)],
+            [(at + offset, window, raises) for at, window, raises in checks], once=once,
             signature=(program.executable, len(kept), len(adopted)), began=bool(kept) or bool(adopted))
         generators = [(source, source.get_state()) for source, _ in recorder.states.values()]
         for source, state in recorder.states.values():
@@ -276,6 +282,7 @@ class Run:
         for storage, at in kept:
             _settle(storage, arrays[at + offset])
             made.kept.append((weakref.ref(storage), at + offset))
+        made.check(arrays)
         return made, made.returned(arrays, self.flat)
 
     def _only_state(self, kept: list[tuple[Any, int]], adopted: dict[Value, Any]) -> bool:

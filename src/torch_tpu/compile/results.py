@@ -33,9 +33,9 @@ def returned(result: Any, recorder: Recorder, outputs: list[Value],
             owner = recorder.owner(leaf)
             window = tuple(leaf.shape), leaf.stride(), leaf.storage_offset(), leaf.dtype
             if isinstance(owner, External):
-                source = leaf.detach()
                 position = next((i for i, given in enumerate(flat) if isinstance(given, Tensor)
                                  and buffer.of(given) is owner.buffer), None)
+                source = leaf.detach() if position is None else None
                 makers.append(functools.partial(_give_external, source, position, window))
             else:
                 if id(owner) not in places:
@@ -61,9 +61,10 @@ def returned(result: Any, recorder: Recorder, outputs: list[Value],
     return make_all
 
 
-def _give_external(source: Tensor, position: int | None, window: Any, results: Any, given: Any, offset: int,
+def _give_external(source: Tensor | None, position: int | None, window: Any, results: Any, given: Any, offset: int,
                    shared: Any) -> Tensor:
     tensor = source if position is None else given[position].detach()
+    assert tensor is not None
     return torch_door.as_strided(tensor, *window[:3])
 
 

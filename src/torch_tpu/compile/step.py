@@ -45,6 +45,7 @@ class CompiledStep:
         self._last: Variant | None = None
         self._captures = 0
         self._keys: list[Any] = []
+        self._objects: list[Any] = []  # arguments that are told apart by their identity
 
     @property
     def compiles(self) -> int:
@@ -119,6 +120,7 @@ class CompiledStep:
                 storage._tpu_buffer.rebind(outputs[position])
         if variant.bumped:
             torch.autograd.graph.increment_version(variant.bumped)
+        variant.check(outputs)
         return variant.returned(outputs, flat)
 
     def execute(self, variant: Variant, flat: list[Any], buffers: list[buffer.Buffer]) -> list[Any]:
@@ -147,6 +149,7 @@ class CompiledStep:
                                 for other in previous):
             variant.once = False  # leaves the same behind each time: an attribute that the step sets
         self._keys.append(key)
+        self._objects += [leaf for leaf, told in zip(flat, key[-1]) if told == (type(leaf), id(leaf))]
         known[:] = [other for other in known if not (other.once and other.calls) and not other.stale()]
         known.insert(0, variant)
         del known[_CAPTURES_BEFORE_WARNING:]

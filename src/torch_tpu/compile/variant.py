@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..eager import random
 from ..runtime import client, jax_door, transfer
-from ..tensor import buffer
+from ..tensor import buffer, torch_door
 from . import symbol
 from .tape import Program
 
@@ -111,6 +111,7 @@ class Variant:
     assumptions: list[tuple[symbol.Expression, Any]]
     closure: list[tuple[Callable[[], Any], Any]]
     bumped: list[Tensor]
+    checks: list[tuple[int, Any, Callable[[Tensor], None]]]  # which output, the window on it, what raises
     once: bool = False
     calls: int = 0
     signature: Any = None
@@ -125,6 +126,11 @@ class Variant:
             arrays.append(jax_door.put(_draw(self.draws), client.get().device))
         self.calls += 1
         return self.program.executable(arrays)
+
+    def check(self, outputs: list[Any]) -> None:
+        """Raises the errors that the step's own checks ask for."""
+        for position, window, raises in self.checks:
+            raises(torch_door.as_strided(buffer.wrap(outputs[position]), *window[:3]))
 
     def stale(self) -> bool:
         """Whether it was captured with optimizer state that is gone; it would only keep that alive."""
