@@ -151,7 +151,10 @@ class Check:
         with self._recorded("out", index, sample):
             shapes, want = self._reference(host, sample)
             got = call(self._place, [(t, "tpu") for t in shapes])
-            self._equal(want, got, sample, lambda: compare.tensors(self._call(sample, compare.widened, False)[0]))
+            if self.unique:  # defined up to a sign, and not in the form that OpInfo can reduce
+                compare.equal(want, got, "result", 1.0, self.kind, values=False)
+            else:
+                self._equal(want, got, sample, lambda: compare.tensors(self._call(sample, compare.widened, False)[0]))
 
     # -------------------------------------------------------------------------------------------------- the parts
 
