@@ -781,3 +781,43 @@ def test_second_optimizer_and_several_losses():
     torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-4, atol=1e-5)
     close(results[1][1], results[0][1])
     close(results[1][2], results[0][2])
+
+
+def test_number_in_a_module_that_changes():
+    model = nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.0)).to("tpu")
+    step = torch.tpu.compile_step(lambda x: model(x))
+    x = torch.ones(2, 6, device="tpu")
+    assert (step(x) != 0).all()
+    model[1].p = 1.0
+    with pytest.warns(RuntimeWarning, match=r"Dropout\.p changed"):
+        assert (step(x) == 0).all()
+
+
+def test_random_numbers_of_the_host_are_an_error():
+    import random
+
+    @torch.tpu.compile_step
+    def step(x):
+        return x * random.random()
+
+    with pytest.raises(CaptureError, match="random numbers on the host"):
+        step(torch.ones(2, device="tpu"))
+
+
+def test_module_that_counts_its_calls_is_never_stale():
+    class Counting(nn.Module):
+        calls = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    model = Counting()
+    step = torch.tpu.compile_step(lambda x: model(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert [step(torch.ones((), device="tpu")).item() for _ in range(4)] == [1, 2, 3, 4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import random
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ class Run:
         self.args, self.kwargs, self.flat = args, kwargs, flat
         self.recorder = Recorder()
         self.groups: dict[int, Groups] = {}
-        self.modules: dict[int, torch.nn.Module] = {}
+        self.modules: dict[int, ModuleState] = {}
         self.rates: list[tuple[dict[str, Any], Any, Any]] = []
         self.number_sources: list[Callable[[list[Any]], float]] = []
 
@@ -61,7 +62,12 @@ class Run:
         args, kwargs = pytree.tree_unflatten(flat, pytree.tree_flatten((self.args, self.kwargs))[1])
         try:
             with self._around(), capture.Watch(recorder), recorder:
+                before = _host_random()
                 result = [self.step._function(*args, **kwargs)]
+                if _host_random() != before:
+                    raise errors.CaptureError(
+                        "the step draws random numbers on the host (Python's random, or NumPy's): every step would use "
+                        "the same. Draw them outside and pass them, or on the device")
             return self._finish(result, closure)
         except BaseException:
             self._undo()
@@ -86,7 +92,10 @@ class Run:
     # -- hooks
 
     def _see_module(self, module: torch.nn.Module, _: Any) -> None:
-        self.modules[id(module)] = module
+        if id(module) not in self.modules:
+            for part in module.modules():
+                if id(part) not in self.modules:
+                    self.modules[id(part)] = ModuleState(part)
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
@@ -264,7 +273,7 @@ class Run:
             [(p, at + offset if at >= 0 else at, strides) for p, at, strides in grads],
             [(parameter, before is not None) for parameter, before in recorder.leaves.values()],
             [], lambda outputs, flat: returned(outputs, flat, offset), list(self.groups.values()),
-            self._module_guards(), self._layouts(), self._host_values(),
+            list(self.modules.values()), self._layouts(), self._host_values(),
             recorder.assumptions, closure,
             [e.tensor for e in recorder.externals.values() if e.value is not e.first and not any(
                 isinstance(leaf, Tensor) and buffer.of(leaf) is e.buffer for leaf in self.flat)],
@@ -333,16 +342,14 @@ class Run:
 
         return [(reader(tensor), value) for tensor, value in self.recorder.host_values]
 
-    def _module_guards(self) -> list[ModuleState]:
-        every: dict[int, torch.nn.Module] = {}
-        for module in self.modules.values():
-            if id(module) not in every:
-                every.update({id(part): part for part in module.modules()})
-        return [ModuleState(module) for module in every.values()]
-
     def _layouts(self) -> list[tuple[Tensor, tuple[int, ...], tuple[int, ...], bool, tuple[int, int]]]:
         return [(p, tuple(p.shape), p.stride(), p.requires_grad, variant.hooks(p))
                 for p, _ in self.recorder.leaves.values()]
+
+
+def _host_random() -> Any:
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, bytes(keys), rest  # type: ignore[arg-type]
 
 
 def _host_window(position: int, window: Any, flat: list[Any]) -> Tensor:

@@ -65,6 +65,9 @@ class ModuleState:
         self.training = module.training
         self.hooks = len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
         self.parts = [(place, dict(place)) for place in (module._parameters, module._buffers, module._modules)]
+        # Numbers and switches that forward may look at, such as a dropout rate.
+        self.settings = [(name, value) for name, value in module.__dict__.items()
+                         if type(value) in (bool, int, float, str) and name != "training"]
 
     def changed(self) -> str | None:
         module = self.module
@@ -72,6 +75,10 @@ class ModuleState:
             return f"{type(module).__name__}.training changed"
         if len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks) != self.hooks:
             return f"{type(module).__name__} has other hooks"
+        now = module.__dict__
+        for name, value in self.settings:
+            if now.get(name) != value:
+                return f"{type(module).__name__}.{name} changed"
         for place, before in self.parts:
             if len(place) != len(before):
                 return f"{type(module).__name__} has other parts"

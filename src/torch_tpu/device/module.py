@@ -187,7 +187,10 @@ def compile_step(step: Any = None, *, optimizer: Any = None, loss: Any = None, m
     than the learning rate, whether gradients are there. A learning rate and float arguments are inputs: a scheduler,
     called outside, compiles nothing. Random operators draw anew at each call. `.grad` is after the call what it would
     be in eager mode. CPU tensors among the arguments may be moved to the device inside. Side effects in Python
-    (print, a list that grows) happen only when the code runs.
+    (print, a list that grows) happen only when the code runs. Watched for changes are modules that the step calls
+    (their parts, hooks, and attributes that are numbers), optimizers that it steps, and variables of the function
+    itself; what lies elsewhere (a setting in an object of yours) is as it was when the code ran: pass it as an
+    argument.
 
     Args:
         step: a function that does a whole step, or a module (then with `optimizer`).
