@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -207,3 +209,13 @@ def test_compiled_optimizer_step_equals_eager():
             run(x.to(device))
         weights.append(model.weight.detach().cpu())
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_that_change_are_inputs_of_one_graph():
+    """Dynamo passes a float that changed as a 0-d tensor, converted by an operator of `prims`."""
+    compiled = torch.compile(lambda x, scale: (x * scale).sum(-1), backend="tpu")
+    x = torch.randn(3, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for scale in (2.0, 0.5, 3.25):
+            torch.testing.assert_close(compiled(x.to("tpu"), scale).cpu(), (x * scale).sum(-1))

@@ -13,6 +13,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from ..eager import dispatcher
 from ..lowering.table import TABLE
+from . import causes
 from . import options as compile_options
 from .graph import Graph
 
@@ -25,10 +26,11 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Any, mode: str | Non
     chosen = compile_options.parse(mode, options)
     dispatcher.load()
     name = chosen.name or f"graph{next(_counter)}"
+    cause = causes.of_graph(gm, name)
 
     def compiler(part: str) -> Any:
         def compile_part(graph_module: torch.fx.GraphModule, _: Any) -> Any:
-            return make_boxed_func(Graph(graph_module, f"{name}.{part}" if part else name, chosen))
+            return make_boxed_func(Graph(graph_module, f"{name}.{part}" if part else name, chosen, cause))
         return compile_part
 
     return aot_autograd(

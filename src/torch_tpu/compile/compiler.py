@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from ..runtime import executable
 from ..runtime.executable import CompileRecord
 
-__all__ = ["CompileRecord", "Stats", "reset", "stats"]
+__all__ = ["CompileRecord", "Stats", "dump", "explain", "reset", "stats"]
 
 
 @dataclass(frozen=True)
@@ -40,3 +41,23 @@ def stats() -> Stats:
 def reset() -> None:
     """Sets all counts to zero."""
     executable.STATISTICS = executable.Statistics()
+
+
+def explain() -> str:
+    """A table of the graphs this process compiled: why, how long tracing and XLA took, and whether the disk cache had
+    them. To print. TORCH_TPU_LOGS=compile prints every compilation as it happens, TORCH_TPU_LOGS=recompile only those
+    of code that was compiled before."""
+    now = executable.STATISTICS
+    rows = [("graph", "trace s", "XLA s", "from", "why")]
+    rows += [(r.name, f"{r.trace_s:.2f}", f"{r.compile_s:.2f}", r.source, r.cause) for r in now.graphs]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[4]]) for row in rows]
+    lines.append(f"{now.compiled} programs compiled, {now.loaded} from the disk cache (eager operators included), "
+                 f"{now.launches} launches, tracing {now.trace_s:.1f} s, XLA {now.compile_s:.1f} s")
+    return "\n".join(lines)
+
+
+def dump(folder: str | os.PathLike[str] | None) -> None:
+    """Writes every graph compiled from now on to a folder, as StableHLO (`.stablehlo.mlir`) and as the HLO that XLA
+    made of it (`.hlo.txt`); None stops it."""
+    executable.dump_to(folder)

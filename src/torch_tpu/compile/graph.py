@@ -20,7 +20,7 @@ from ..eager import random
 from ..lowering import context, promotion
 from ..runtime import client, dtypes, executable, jax_door, transfer
 from ..tensor import buffer, views
-from . import lower
+from . import causes, lower
 from .options import Options
 
 Tensor = torch.Tensor
@@ -40,7 +40,8 @@ class Bound:
 class Segment:
     """A run of nodes that becomes one executable."""
 
-    def __init__(self, nodes: list[Node], inputs: list[Node], outputs: list[Node], name: str, options: Options) -> None:
+    def __init__(self, nodes: list[Node], inputs: list[Node], outputs: list[Node], name: str, options: Options,
+                 cause: str = causes.FIRST) -> None:
         self.nodes = nodes
         self.inputs = inputs
         self.outputs = outputs
@@ -56,6 +57,8 @@ class Segment:
         self.fixed = all(_fixed(node) for node in inputs)
         self.scope = collectives.scope(nodes)
         self.cache: dict[Any, Bound] = {}
+        self.cause = cause
+        self.last: list[Any] = []
 
     def _share(self, outputs: list[Node]) -> tuple[list[Node], dict[Node, tuple[Node, list[Node]]]]:
         """Which outputs are computed, and which are windows on an input or on another output: those must alias it,
@@ -102,7 +105,11 @@ class Segment:
         full = (context.key(), shared, *key)
         bound = self.cache.get(full)
         if bound is None:
-            bound = self.cache[full] = self._build(values, buffers, memo)
+            cause = self.cause
+            if self.cache:
+                cause = causes.of_sizes(self.inputs, self.last, key, self.name, len(self.cache))
+            bound = self.cache[full] = self._build(values, buffers, memo, cause)
+            self.last = key
         arrays = [held.array() for held in buffers]
         if self.keys:
             arrays.append(jax_door.put(random.draw(None, self.keys), client.get().device))
@@ -123,7 +130,7 @@ class Segment:
                 made[replay.node] = replay(roots[replay.root])
         return [made[node] for node in self.outputs]
 
-    def _build(self, values: list[Any], buffers: list[buffer.Buffer], memo: dict[int, int]) -> Bound:
+    def _build(self, values: list[Any], buffers: list[buffer.Buffer], memo: dict[int, int], cause: str) -> Bound:
         windows: list[Any] = []
         for value in values:
             if isinstance(value, Tensor):
@@ -168,7 +175,7 @@ class Segment:
         donate = sorted({index for index, _, _ in written_at.values()
                          if self.options.donate and not buffers[index].shared})
         program_ = executable.build(program, avals, self.name, donate, self.options.xla, graph=True,
-                                    replicas=collectives.replicas(self.scope))
+                                    replicas=collectives.replicas(self.scope), cause=cause)
         return Bound(program_, list(makers), list(replays), list(written))
 
 
@@ -233,8 +240,9 @@ def _maker(value: Any, node: Node, results: list[Any]) -> Any:
 class Graph:
     """A callable over the flat inputs of an AOTAutograd graph."""
 
-    def __init__(self, gm: torch.fx.GraphModule, name: str, options: Options) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, name: str, options: Options, cause: str = causes.FIRST) -> None:
         self.name = name
+        self.cause = cause
         nodes = list(gm.graph.nodes)
         self.placeholders = [node for node in nodes if node.op == "placeholder"]
         output = nodes[-1]
@@ -279,7 +287,7 @@ class Graph:
                        if not lower.is_mutation(node) and (node in wanted or any(u not in inside for u in node.users
                                                                                   if u.op != "output"))]
             name = self.name if len(groups) == 1 else f"{self.name}[{number}]"
-            steps.append(Segment(group, inputs, outputs, name, options))
+            steps.append(Segment(group, inputs, outputs, name, options, self.cause))
         return steps
 
     def __call__(self, *args: Any) -> Any:

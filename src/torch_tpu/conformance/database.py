@@ -28,10 +28,11 @@ KNOWN: list[tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str], str]] = [
     (_names(r"to_sparse|sparse\..*"), _names(".*"), re.compile("(?i)sparse|no result of the device"),
      "sparse tensors are not supported on tpu: the error says to keep them on the CPU or to use .to_dense()"),
     (_names(r"nn\.functional\.interpolate\.bi\w+|_upsample_bi\w+_aa"), _names("uint8"), re.compile("not equal"),
-     "rounding: weights are float32 here, fixed-point integers of 8 to 16 bits on the CPU; single elements differ by 1, "
-     "bicubic ones by 2"),
+     "rounding: weights are float32 here, fixed-point integers of 8 to 16 bits on the CPU; single elements differ by "
+     "1, bicubic ones by 2"),
     (_names("logcumsumexp"), _names("complex64"), re.compile("gradient"),
-     "ill-conditioned: the CPU's own complex64 gradient is 0.0014 from the complex128 one, this 0.0035 (values up to 5)"),
+     "ill-conditioned: the CPU's own complex64 gradient is 0.0014 from the complex128 one, this 0.0035 (values up to "
+     "5)"),
 ]
 
 

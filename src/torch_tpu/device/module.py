@@ -49,7 +49,7 @@ from .streams import Event, Stream, current_stream, default_stream, set_stream, 
 __all__ = [
     "DeviceProperties", "Event", "Stream", "can_device_access_peer", "compile_step", "current_device",
     "current_stream", "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache",
-    "fallback_report", "get_amp_supported_dtype", "get_device_capability", "get_device_name",
+    "explain", "fallback_report", "get_amp_supported_dtype", "get_device_capability", "get_device_name",
     "get_device_properties", "get_eager_mode", "get_rng_state",
     "get_rng_state_all", "init", "initial_seed", "ipc_collect", "is_available", "is_bf16_supported", "is_initialized",
     "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
@@ -216,6 +216,14 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     from ..eager import autocast  # noqa: F401  (registers the autocast rules)
 
     return [torch.bfloat16, torch.float16]
+
+
+def explain() -> str:
+    """What torch.compile compiled in this process and why each time, as a table to print. See
+    torch.tpu.compiler.explain."""
+    from ..compile import compiler
+
+    return compiler.explain()
 
 
 def fallback_report() -> dict[str, int]:

@@ -128,6 +128,7 @@ def _program(model: Any) -> Any:
     """The model's forward, compiled for prefill; one executable a bucket."""
     found = model.__dict__.get("_tpu_prefill")
     if found is None:
-        found = torch.compile(model.__call__, backend="tpu", dynamic=False, recompile_limit=64, isolate_recompiles=True)
+        found = torch.compile(model.__call__, backend="tpu", dynamic=False, recompile_limit=64,  # type: ignore
+                              isolate_recompiles=True)
         model.__dict__["_tpu_prefill"] = found
     return found

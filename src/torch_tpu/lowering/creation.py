@@ -33,7 +33,7 @@ def clone(self):
     return self
 
 
-@lowering("aten._to_copy.default")
+@lowering("aten._to_copy.default", "prims.convert_element_type.default")
 def to_copy(self, dtype=None):
     return self if dtype is None else promotion.cast(self, dtype)
 

@@ -77,7 +77,7 @@ CACHE = Setting("TORCH_TPU_CACHE", "on", "keep compiled executables on disk: on 
 CACHE_DIR = Setting("TORCH_TPU_CACHE_DIR", "", "folder for compiled executables (default: the user's cache folder)")
 CACHE_SIZE = Setting("TORCH_TPU_CACHE_SIZE", "4G", "bound of that folder; the least recently used entries go first")
 MALLOC = Setting("TORCH_TPU_MALLOC", "on", "virtual chips: let glibc keep large blocks instead of faulting them anew")
-LOGS = Setting("TORCH_TPU_LOGS", "", "comma-separated: compile, fallback, or all; a line each on stderr")
+LOGS = Setting("TORCH_TPU_LOGS", "", "comma-separated: compile, recompile, fallback, or all; lines on stderr")
 INTEGRATIONS = Setting("TORCH_TPU_INTEGRATIONS", "on", "adapt libraries when they are imported: on or off")
 BUCKETS = Setting("TORCH_TPU_BUCKETS", "on", "Transformers: pad prompts and caches to few lengths")
 HOST_INTEGERS = Setting("TORCH_TPU_HOST_INTEGERS", "on", "compute small integer tensors that the host knows there")
@@ -93,7 +93,7 @@ def problems() -> list[str]:
     for read in (lambda: PLATFORM.choice("auto", "tpu", "cpu", "cuda"), VIRTUAL_CHIPS.positive, VIRTUAL_HBM.size,
                  lambda: FALLBACK.choice("warn", "silent", "error"), DEBUG.flag,
                  lambda: EAGER.choice("strict", "fused"), CACHE.flag, CACHE_SIZE.size, MALLOC.flag,
-                 lambda: LOGS.topics("compile", "fallback", "all"), INTEGRATIONS.flag):
+                 lambda: LOGS.topics("compile", "recompile", "fallback", "all"), INTEGRATIONS.flag):
         try:
             read()
         except SettingError as error:

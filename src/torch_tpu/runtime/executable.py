@@ -6,11 +6,13 @@ import functools
 import hashlib
 import os
 import platform as host
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from . import cache, client, config, dynamo_door, errors, jax_door
@@ -24,6 +26,7 @@ class CompileRecord:
     trace_s: float
     compile_s: float
     source: str  # "compiled" or "disk"
+    cause: str = ""  # of a compiled graph: "first call", or what differs from the compilation before
 
 
 @dataclass
@@ -81,6 +84,24 @@ def wait_for(run: Callable[[], None] | None) -> None:
     _waiting[:] = [] if run is None else [run]
 
 
+_dump_to: Path | None = None  # folder for the text of every compiled graph
+
+
+def dump_to(folder: str | os.PathLike[str] | None) -> None:
+    """Writes every graph compiled from now on there, as StableHLO and as optimised HLO; None stops it."""
+    global _dump_to
+    _dump_to = None if folder is None else Path(folder)
+    if _dump_to is not None:
+        _dump_to.mkdir(parents=True, exist_ok=True)
+
+
+def _dump(name: str, module: Any, loaded: Any) -> None:
+    assert _dump_to is not None
+    stem = f"{len(STATISTICS.graphs) - 1:03}-" + re.sub(r"[^\w.-]+", "_", name)
+    (_dump_to / f"{stem}.stablehlo.mlir").write_bytes(jax_door.module_bytes(module))
+    (_dump_to / f"{stem}.hlo.txt").write_text(loaded.get_hlo_text())
+
+
 @functools.cache
 def _environment() -> str:
     """What an executable depends on besides its program: versions and the kind of chip (and CPU, for virtual chips)."""
@@ -128,7 +149,8 @@ class _Progress:
 
 
 def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Sequence[int] = (),
-          options: dict[str, Any] | None = None, graph: bool = False, replicas: Sequence[Any] = ()) -> Executable:
+          options: dict[str, Any] | None = None, graph: bool = False, replicas: Sequence[Any] = (),
+          cause: str = "") -> Executable:
     """Traces `fn` over flat arguments and compiles it, or loads it from the disk cache.
 
     Args:
@@ -139,8 +161,9 @@ def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Seque
         options: XLA options for this program.
         graph: a compiled graph (as against one eager operator); it is listed in the statistics.
         replicas: the devices of all processes that run the program together, for one with collectives.
+        cause: why a graph is compiled, for the statistics.
     """
-    return Recorded(fn, avals, name, donate).compile(options, graph, replicas)
+    return Recorded(fn, avals, name, donate).compile(options, graph, replicas, cause)
 
 
 class Recorded:
@@ -167,7 +190,7 @@ class Recorded:
         self._traced = None
 
     def compile(self, options: dict[str, Any] | None = None, graph: bool = False,
-                replicas: Sequence[Any] = ()) -> Executable:
+                replicas: Sequence[Any] = (), cause: str = "") -> Executable:
         begin = time.perf_counter()
         with dynamo_door.untraced():
             if self._traced is None:
@@ -178,11 +201,13 @@ class Recorded:
             module = jax_door.lower(self._traced)
         self._traced = None
         self._trace_s += time.perf_counter() - begin
-        return _compile(module, self.results, self._name, self._trace_s, bool(self._donate), options, graph, replicas)
+        return _compile(module, self.results, self._name, self._trace_s, bool(self._donate), options, graph, replicas,
+                        cause)
 
 
 def _compile(module: Any, results: Sequence[Any], name: str, trace_s: float, donates: bool,
-             options: dict[str, Any] | None, graph: bool, replicas: Sequence[Any]) -> Executable:
+             options: dict[str, Any] | None, graph: bool, replicas: Sequence[Any],
+             cause: str) -> Executable:
     device = client.get().device
     begin = time.perf_counter()
     xla_options = jax_door.compile_options(device, options, replicas)
@@ -218,7 +243,9 @@ def _compile(module: Any, results: Sequence[Any], name: str, trace_s: float, don
     STATISTICS.trace_s += trace_s
     STATISTICS.compile_s += done - begin
     if graph:
-        STATISTICS.graphs.append(CompileRecord(name, trace_s, done - begin, source))
+        STATISTICS.graphs.append(CompileRecord(name, trace_s, done - begin, source, cause))
+        if _dump_to is not None:
+            _dump(name, module, loaded)
     if config.logs("compile"):
         print(f"torch_tpu: {source} {name}: trace {trace_s:.2f} s, XLA {done - begin:.2f} s", file=sys.stderr)
     return Executable(loaded, jax_door.outputs(results, device), name, donates)
