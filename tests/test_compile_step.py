@@ -821,3 +821,21 @@ def test_module_that_counts_its_calls_is_never_stale():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         assert [step(torch.ones((), device="tpu")).item() for _ in range(4)] == [1, 2, 3, 4]
+
+
+def test_generator_of_the_users():
+    def numbers(compiled):
+        generator = torch.Generator(device="tpu").manual_seed(3)
+
+        def step(x):
+            a = torch.rand(3, generator=generator, device="tpu")
+            b = x.bernoulli(0.5)
+            return a, b, torch.rand(3, generator=generator, device="tpu"), torch.randn(3, device="tpu")
+
+        run = torch.tpu.compile_step(step) if compiled else step
+        torch.manual_seed(1)
+        x = torch.ones(5, device="tpu")
+        return [[t.cpu() for t in run(x)] for _ in range(3)]
+
+    for want, got in zip(numbers(False), numbers(True)):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)

@@ -389,9 +389,9 @@ class Recorder(TorchDispatchMode):
     def _key(self, generator: torch.Generator | None) -> int:
         """The number of a random key. Drawn for real, so that a replay (checkpointing restores the generator) draws
         the same key, and is given the same number."""
-        source = generator if generator is not None else random.default_generator()
-        if id(source) not in self.states:
-            self.states[id(source)] = (source, source.get_state())
+        source: Any = generator if generator is not None else random.default_generator()
+        if source._cdata not in self.states:  # not id(): each operator is handed another object for one generator
+            self.states[source._cdata] = (source, source.get_state())
         drawn = random.draw(generator).tobytes()
         found = self.seen_keys.get(drawn)
         if found is None:
