@@ -115,7 +115,7 @@ def test_seeds():
     second = sample()
     assert all(torch.equal(a, b) for a, b in zip(first, second))
     assert not torch.equal(sample()[0], second[0])
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator("tpu").manual_seed(3)
     a = torch.rand(4, device="tpu", generator=generator).cpu()
     generator.manual_seed(3)
     assert torch.equal(a, torch.rand(4, device="tpu", generator=generator).cpu())

@@ -8,18 +8,23 @@ objects, of PyTorch's own type.
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import torch
 
 _Native = torch._C.Generator
+_ours: set[int] = set()  # addresses: operators are handed another Python object for the same generator
 
 
 class DeviceGenerator(_Native):
     """A source of random numbers for tpu:0."""
 
     def __new__(cls) -> DeviceGenerator:
-        return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+        made = super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+        _ours.add(made._cdata)
+        weakref.finalize(made, _ours.discard, made._cdata)
+        return made
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -85,6 +90,13 @@ def default() -> DeviceGenerator:
                 made.manual_seed(torch.initial_seed())
                 _default = made
     return _default
+
+
+def expect_ours(generator: torch.Generator) -> None:
+    """Raises torch's error for a generator of another device."""
+    if generator._cdata not in _ours:
+        raise RuntimeError(f"Expected a 'tpu' device type for generator but found '{generator.device.type}'; make it "
+                           "with torch.Generator(device='tpu')")
 
 
 def install() -> None:

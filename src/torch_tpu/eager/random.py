@@ -17,8 +17,16 @@ def default_generator() -> torch.Generator:
 
 
 def draw(generator: torch.Generator | None = None, count: int = 1) -> np.ndarray:
-    """`count` keys as uint32[count, 2]; advances the generator (the device's own, any other tpu one, or a CPU one)."""
-    source = generator if generator is not None else device_generator.default()
+    """`count` keys as uint32[count, 2]; advances the generator (the device's own when none is given).
+
+    Raises:
+        RuntimeError: it is a generator of another device.
+    """
+    if generator is None:
+        source: torch.Generator = device_generator.default()
+    else:
+        device_generator.expect_ours(generator)
+        source = generator
     words = torch.empty(count, dtype=torch.int64).random_(-(2**63), None, generator=source)
     return words.numpy().view(np.uint32).reshape(count, 2)
 
