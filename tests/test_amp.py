@@ -152,3 +152,49 @@ def test_grad_scaler():
     scaler.step(optimizer)
     scaler.update()
     assert weight.tolist() == [-1, -1] and scaler.get_scale() == 4.0
+
+
+def test_grad_scaler_skips_shrinks_grows_and_keeps_its_state():
+    scaler = torch.amp.GradScaler("tpu", init_scale=8.0, growth_interval=2)
+    weight = nn.Parameter(torch.ones(2, device="tpu"))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step(factor: float) -> None:
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_([weight], 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    step(float("inf"))
+    assert weight.tolist() == [1, 1] and scaler.get_scale() == 4.0
+    step(30.0)
+    torch.testing.assert_close(weight.detach().cpu(), torch.full((2,), 1 - 0.5**0.5))
+    step(30.0)
+    assert scaler.get_scale() == 8.0
+    other = torch.amp.GradScaler("tpu")
+    other.load_state_dict(scaler.state_dict())
+    assert other.get_scale() == 8.0 and other.get_growth_interval() == 2
+    with pytest.raises(RuntimeError, match="unscale_"):
+        scaler.scale((weight * 2).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.unscale_(optimizer)
+
+
+def test_float16_training_with_a_scaler():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2)).to("tpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scaler = torch.amp.GradScaler("tpu")
+    data, target = torch.randn(16, 4).to("tpu"), torch.arange(16, device="tpu") % 2
+    losses = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        with torch.autocast("tpu", dtype=torch.float16):
+            loss = F.cross_entropy(model(data), target)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] and all(p.isfinite().all() for p in model.parameters())
