@@ -2,8 +2,8 @@
 
     python script/soak.py [--steps 1000] [--calls 1000] [--every 100]
 
-The first fifth of each part is warm-up. Exit code 1 when afterwards the process grows by more than --rss-mib, live
-tensors by more than 64 KiB, or their number at all.
+The first fifth of each part, and at least eight calls, is warm-up. Exit code 1 when afterwards the process grows by
+more than --rss-mib, live tensors by more than 64 KiB, or the number of their buffers or of programs at all.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def generation(static: bool) -> Callable[[int], None]:
 
 def soak(name: str, work: Callable[[int], None], count: int, every: int, rss_bound: int) -> bool:
     """Runs work(0), ..., work(count - 1); True when memory stayed within the bounds after the warm-up."""
-    begin, warm, samples = time.perf_counter(), max(1, int(count * WARM)), []
+    begin, warm, samples = time.perf_counter(), min(max(2 * len(LENGTHS), int(count * WARM)), count - 1), []
     print(f"{name}\n  {'calls':>6} {'s':>6} {'RSS MiB':>9} {'tpu KiB':>9} {'buffers':>8} {'programs':>8}")
     for index in range(1, count + 1):
         work(index)

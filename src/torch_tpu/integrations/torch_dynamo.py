@@ -1,5 +1,5 @@
-"""Dynamo (torch 2.13) must not trace the device's own code: between the parts of a broken graph it would otherwise
-compile the Python kernels that run there."""
+"""Dynamo (torch 2.13) must not trace the device's own code, nor JAX's: between the parts of a broken graph it would
+otherwise compile the Python kernels that run there. Skipping a frame does not skip those it calls, hence JAX too."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from types import ModuleType
 
 from . import on_import
 
-OWN = ("compile", "eager", "integrations", "lowering", "runtime", "tensor")
+OWN = ("compile", "device", "eager", "integrations", "lowering", "runtime", "tensor")
+JAX = ("jax", "jaxlib")
 
 
-def _skip_our_own(trace_rules: ModuleType) -> None:
-    for package in OWN:
-        trace_rules.add(f"torch_tpu.{package}")
+def _skip(trace_rules: ModuleType) -> None:
+    for package in (*(f"torch_tpu.{name}" for name in OWN), *JAX):
+        trace_rules.add(package)
 
 
 def install() -> None:
-    on_import.after("torch._dynamo.trace_rules", _skip_our_own)
+    on_import.after("torch._dynamo.trace_rules", _skip)
