@@ -22,8 +22,8 @@ class DeviceGenerator(_Native):
 
     def __new__(cls) -> DeviceGenerator:
         made = super().__new__(cls, device="cpu")  # type: ignore[call-arg]
-        _ours.add(made._cdata)
-        weakref.finalize(made, _ours.discard, made._cdata)
+        _ours.add(made._cdata)  # type: ignore[attr-defined]
+        weakref.finalize(made, _ours.discard, made._cdata)  # type: ignore[attr-defined]
         return made
 
     @property
@@ -94,7 +94,7 @@ def default() -> DeviceGenerator:
 
 def expect_ours(generator: torch.Generator) -> None:
     """Raises torch's error for a generator of another device."""
-    if generator._cdata not in _ours:
+    if generator._cdata not in _ours:  # type: ignore[attr-defined]
         raise RuntimeError(f"Expected a 'tpu' device type for generator but found '{generator.device.type}'; make it "
                            "with torch.Generator(device='tpu')")
 
