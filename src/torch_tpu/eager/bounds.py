@@ -139,15 +139,19 @@ def _classes(target: Tensor, given: Given) -> Exception | None:
     return IndexError(f"Target {_first(target, wrong)} is out of bounds.") if wrong.any() else None
 
 
+def _last(scores: Tensor) -> int:
+    return scores.shape[-1] if scores.dim() else 1
+
+
 @_rule("target", "multi_margin_loss")
 def _class(target: Tensor, given: Given) -> Exception | None:
-    wrong = (target < 0) | (target >= given["self"].shape[-1])
+    wrong = (target < 0) | (target >= _last(given["self"]))
     return RuntimeError(f"target out of range: {_first(target, wrong)}") if wrong.any() else None
 
 
 @_rule("target", "multilabel_margin_loss_forward")
 def _labels(target: Tensor, given: Given) -> Exception | None:
-    wrong = (target < -1) | (target >= given["self"].shape[-1])
+    wrong = (target < -1) | (target >= _last(given["self"]))
     return RuntimeError(f"argument #2 'target' is out of range: {_first(target, wrong)}") if wrong.any() else None
 
 

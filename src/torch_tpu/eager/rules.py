@@ -6,6 +6,7 @@ The exceptions are those of the CPU's kernels, the messages have their gist.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,13 @@ _SAME: dict[tuple[str, ...], tuple[str, ...]] = {
     ("input", "weight", "bias"): ("linear", "convolution", "convolution_overrideable", "_convolution"),
     ("self", "weight"): ("nll_loss_forward", "nll_loss2d_forward", "prelu", "_prelu_kernel"),
     ("self", "source"): ("index_add", "index_copy", "put"),
+    ("self", "target"): ("binary_cross_entropy",),
+    ("self", "other"): ("linalg_cross",),
+    ("self", "values"): ("heaviside",),
+    ("real", "imag"): ("complex",),
+    ("abs", "angle"): ("polar",),
+    ("x1", "x2"): ("_cdist_forward", "cdist"),
+    ("self", "B"): ("linalg_solve_triangular",),
     ("input", "grid"): ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
 }
 
@@ -96,17 +104,26 @@ def _norm(packet: str, given: Given) -> None:
 
 # -- dtypes without meaning --
 
+def _kinds(dtype: torch.dtype) -> str:
+    """c (complex), f (floating), b (bool), i (integers), w (integers but uint8)."""
+    if dtype.is_complex or dtype.is_floating_point:
+        return "c" if dtype.is_complex else "f"
+    return "b" if dtype == torch.bool else "i" if dtype == torch.uint8 else "iw"
+
+
 def _refuse(kinds: str, packets: str, error: type[Exception] = NotImplementedError,
-            message: str = '"{op}" not implemented for \'{dtype}\'') -> None:
-    """kinds: some of c (complex), f (floating), i (integers), b (bool). Looks at the first tensor and those beside it
-    that are operands."""
+            message: str = '"{op}" not implemented for \'{dtype}\'', together: tuple[str, ...] = ()) -> None:
+    """Operators that refuse some kinds of dtypes: of the first tensor and those beside it that are operands, or of what
+    the tensors `together` are promoted to."""
 
     def rule(packet: str, given: Given) -> None:
-        for tensor in _tensors(given, "self", "input", "other", "mat1"):
-            dtype = tensor.dtype
-            kind = ("c" if dtype.is_complex else "f" if dtype.is_floating_point else
-                    "b" if dtype == torch.bool else "i")
-            if kind in kinds:
+        dtypes = [tensor.dtype for tensor in _tensors(given, *(together or ("self", "input", "other", "mat1", "data")))]
+        if isinstance(given.get("other"), complex):
+            dtypes.append(torch.complex64)
+        if together and dtypes:
+            dtypes = [functools.reduce(torch.promote_types, dtypes)]
+        for dtype in dtypes:
+            if set(kinds) & set(_kinds(dtype)):
                 raise error(message.format(op=packet, dtype=name(dtype)))
 
     _rule(*packets.split())(rule)
@@ -117,7 +134,14 @@ _refuse("c", "lt le gt ge cummax cummin _cummax_helper _cummin_helper atan2 rema
              "polygamma hypot i0 elu celu selu leaky_relu hardtanh hardswish hardsigmoid "
              "softplus softshrink hardshrink histc bucketize searchsorted "
              "logit igamma igammac special_i0e special_i1 special_i1e special_erfcx special_ndtri special_log_ndtr")
-_refuse("c", "argmax argmin amax amin aminmax", RuntimeError, "{op}(): does not support complex input")
+_refuse("c", "amax amin aminmax sign signbit threshold glu _prelu_kernel special_xlog1py xlogy special_entr "
+             "hash_tensor _softmax _log_softmax _safe_softmax softmax log_softmax native_layer_norm native_group_norm "
+             "fractional_max_pool2d fractional_max_pool3d binary_cross_entropy special_airy_ai special_bessel_j0 "
+             "special_bessel_j1 special_bessel_y0 special_bessel_y1 special_spherical_bessel_j0 "
+             "special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l "
+             "special_legendre_polynomial_p")
+_refuse("cb", "argmax argmin", RuntimeError, "{op}(): does not support {dtype} input")
+_refuse("b", "topk", RuntimeError, "topk does not support bool dtypes")
 _refuse("c", "sort argsort topk msort", RuntimeError, "{op} does not support complex dtypes")
 _refuse("c", "clamp clamp_min clamp_max relu relu6", NotImplementedError, "clamp is not supported for complex types")
 _refuse("c", "floor ceil trunc round", NotImplementedError, "{op} is not supported for complex inputs")
@@ -125,9 +149,29 @@ _refuse("c", "maximum minimum fmax fmin", RuntimeError, "{op} not implemented fo
 _refuse("cf", "bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift __and__ __or__ "
               "__xor__ __lshift__ __rshift__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ gcd")
 _refuse("cfb", "lcm")
-_refuse("cib", "uniform normal normal_functional exponential cauchy log_normal poisson bernoulli_tensor randn_like "
-               "rand_like _standard_gamma _sample_dirichlet binomial native_dropout")
+_refuse("cib", "exponential cauchy log_normal poisson bernoulli_tensor _standard_gamma _sample_dirichlet binomial "
+               "native_dropout")
+_refuse("ib", "uniform normal normal_functional randn_like rand_like")
 _refuse("ib", "_softmax _log_softmax softmax log_softmax hypot native_layer_norm native_group_norm")
+_refuse("cib", "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d native_batch_norm "
+               "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
+               "_batch_norm_with_update log_sigmoid_forward mish nll_loss_forward nll_loss2d_forward segment_reduce "
+               "upsample_linear1d upsample_trilinear3d multilabel_margin_loss_forward multi_margin_loss "
+               "binary_cross_entropy_with_logits linalg_eigh _linalg_eigh histogram _histogramdd_bin_edges")
+_refuse("ib", "celu elu frac gelu grid_sampler_2d grid_sampler_3d hardsigmoid hardswish hardshrink leaky_relu softplus "
+              "softshrink logcumsumexp silu lerp glu rrelu_with_noise rrelu_with_noise_functional")
+_refuse("i", "im2col max_unpool2d max_unpool3d")
+_refuse("cbw", "upsample_bilinear2d _upsample_bilinear2d_aa upsample_bicubic2d _upsample_bicubic2d_aa "
+               "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
+               "_upsample_nearest_exact2d _upsample_nearest_exact3d")
+_refuse("cb", "avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices threshold")
+_refuse("b", "mm bmm addmm addbmm baddbmm addmv mv dot vdot ceil floor trunc round kthvalue median nanmedian "
+             "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
+             "addcmul convolution convolution_overrideable bitwise_left_shift bitwise_right_shift gcd")
+_refuse("b", "relu", RuntimeError, "Boolean inputs not supported for {op}")
+_refuse("cib", "mse_loss smooth_l1_loss huber_loss", together=("self", "target"))
+_refuse("cib", "logaddexp2", together=("self", "other"))
+_refuse("ib", "logaddexp igamma igammac nextafter", together=("self", "other"))
 _refuse("ib", "std var std_mean var_mean", RuntimeError, "{op} only support floating point and complex dtypes")
 _refuse("cib", "multinomial", RuntimeError, "multinomial only supports floating-point dtypes for input, got: {dtype}")
 
@@ -165,6 +209,26 @@ def _subtraction(packet: str, given: Given) -> None:
                            "invert a mask, use the `~` or `logical_not()` operator instead.")
 
 
+@_rule("add", "sub", "rsub", "subtract")
+def _alpha(packet: str, given: Given) -> None:
+    alpha = given.get("alpha", 1)
+    if type(alpha) is int:
+        return
+    kinds = {_kinds(tensor.dtype)[0] for tensor in _tensors(given, "self", "other")} | (
+        {"f"} if isinstance(given["other"], float | complex) else set())
+    if isinstance(alpha, bool) and kinds != {"b"}:
+        raise RuntimeError("Boolean alpha only supported for Boolean results.")
+    if isinstance(alpha, float) and kinds <= {"i", "b"}:
+        raise RuntimeError("For integral input tensors, argument alpha must not be a floating point number.")
+
+
+@_rule("full", "full_like", "new_full")
+def _filling(packet: str, given: Given) -> None:
+    dtype = given.get("dtype") or (given["self"].dtype if "self" in given else None)
+    if isinstance(given["fill_value"], complex) and dtype is not None and not dtype.is_complex:
+        raise RuntimeError(f"value cannot be converted to type {name(dtype)} without overflow")
+
+
 @_rule("rand", "randn")
 def _floating(packet: str, given: Given) -> None:
     dtype = given.get("dtype")
@@ -185,7 +249,22 @@ def _index(error: type[Exception], packets: str, message: str, *dtypes: torch.dt
 
 _index(RuntimeError, "index_select index_add index_reduce",
        "{op}(): Expected dtype int32 or int64 for index but got: {dtype}", torch.int64, torch.int32)
-_index(IndexError, "index_fill index_copy", "{op}(): Expected dtype int64 for index but got: {dtype}", torch.int64)
+_index(IndexError, "index_fill", "{op}(): Expected dtype int64 for index but got: {dtype}", torch.int64)
+_index(RuntimeError, "index_copy", "{op}(): Expected a long tensor for index, but got {dtype}", torch.int64)
+
+
+@_rule("index_copy")
+def _number_of_indices(packet: str, given: Given) -> None:
+    index, source, dim = given["index"], given["source"], given["dim"]
+    if source.dim() and -source.dim() <= dim < source.dim() and index.numel() != source.shape[dim]:
+        raise IndexError(f"index_copy_(): Number of indices ({index.numel()}) should be equal to source.size(dim) "
+                         f"({source.shape[dim]})")
+
+
+@_rule("multi_margin_loss", "multilabel_margin_loss_forward")
+def _long_target(packet: str, given: Given) -> None:
+    if given["target"].dtype != torch.int64:
+        raise RuntimeError(f"expected scalar type Long but found {name(given['target'].dtype)}")
 
 
 @_rule("index_select")
@@ -217,10 +296,11 @@ def _boundaries(packet: str, given: Given) -> None:
 
 @_rule("max", "min", "argmax", "argmin", "median", "nanmedian", "mode", "kthvalue")
 def _empty(packet: str, given: Given) -> None:
-    tensor, dim = given["self"], given.get("dim")
+    tensor = given["self"]
+    dim = given.get("dim", -1 if packet in ("mode", "kthvalue") else None)
     if tensor.numel():
         return
-    if "dim" not in given or dim is None:
+    if dim is None:
         if packet in ("argmax", "argmin"):
             raise IndexError(f"{packet}(): Expected reduction dim to be specified for input.numel() == 0.")
         if packet in ("max", "min") and "other" not in given:
@@ -230,12 +310,19 @@ def _empty(packet: str, given: Given) -> None:
         raise IndexError(f"{packet}(): Expected reduction dim {dim} to have non-zero size.")
 
 
-@_rule("_softmax", "_log_softmax", "softmax", "log_softmax")
+@_rule("amax", "amin", "aminmax")
+def _empty_dimensions(packet: str, given: Given) -> None:
+    tensor, dims = given["self"], given.get("dim")
+    for dim in [dims] if isinstance(dims, int) else dims or []:
+        if -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] == 0:
+            raise IndexError(f"{packet}(): Expected reduction dim {dim} to have non-zero size.")
+
+
+@_rule("_softmax", "_log_softmax", "softmax", "log_softmax", "sort", "argsort")
 def _dimension(packet: str, given: Given) -> None:
-    rank = max(given["self"].dim(), 1)
-    if not -rank <= given["dim"] < rank:
-        raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got "
-                         f"{given['dim']})")
+    rank, dim = max(given["self"].dim(), 1), given.get("dim", -1)
+    if not -rank <= dim < rank:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
 
 
 @_rule("convolution", "convolution_overrideable")
