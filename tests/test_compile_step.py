@@ -839,3 +839,16 @@ def test_generator_of_the_users():
 
     for want, got in zip(numbers(False), numbers(True)):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_model_that_leaves_the_device_and_comes_back():
+    model = model_of("small", "tpu")
+    step = torch.tpu.compile_step(lambda x: model(x))
+    x = torch.ones(2, 6, device="tpu")
+    want = step(x).cpu()
+    model.to("cpu")
+    with pytest.raises(RuntimeError, match="same device"):
+        step(x)
+    model.to("tpu")
+    torch.testing.assert_close(step(x).cpu(), want)
+    assert step.compiles == 1

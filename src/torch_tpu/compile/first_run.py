@@ -261,14 +261,14 @@ class Run:
             if parameter.grad is not before:
                 parameter.grad = before
         sources = [self._source(value, by_value, adopted) for value in program.inputs]
-        buffers = [source(self.flat) for source in sources]
+        buffers = variant.buffers_of(sources, self.flat)
         for position in program.donated:
             if buffers[position].shared:
                 variant.own(buffers[position])
         offset = len(updated)
         once = not self._only_state(kept, adopted)
         made = Variant(
-            program, sources, [(held.shape, held.dtype) for held in buffers], variant.aliases(buffers),
+            program, sources, [held.kind for held in buffers], variant.aliases(buffers),
             self.number_sources, recorder.draws, program.updated,
             [(p, at + offset if at >= 0 else at, strides) for p, at, strides in grads],
             [(parameter, before is not None) for parameter, before in recorder.leaves.values()],
@@ -302,7 +302,7 @@ class Run:
         return all(id(storage) in state for storage in [s for s, _ in kept] + list(adopted.values()))
 
     def _source(self, value: Value, by_value: dict[Value, Any],
-                adopted: dict[Value, Any]) -> Callable[[list[Any]], buffer.Buffer]:
+                adopted: dict[Value, Any]) -> variant.Source:
         if value in adopted:
             storage = adopted[value]
             return lambda flat: storage._tpu_buffer
@@ -315,7 +315,7 @@ class Run:
         for parameter, grad in self.recorder.leaves.values():
             if grad is not None and buffer.of(grad) is owner.buffer:
                 return functools.partial(_of_gradient, parameter)
-        return functools.partial(_of_tensor, owner.tensor)
+        return owner.tensor
 
     def _host_source(self, tensor: Tensor) -> Callable[[list[Any]], buffer.Buffer]:
         read = self._host_read(tensor)
@@ -365,12 +365,6 @@ def _of_argument(position: int, flat: list[Any]) -> buffer.Buffer:
 def _of_gradient(parameter: Tensor, flat: list[Any]) -> buffer.Buffer:
     assert parameter.grad is not None
     held = buffer.of(parameter.grad)
-    assert held is not None
-    return held
-
-
-def _of_tensor(tensor: Tensor, flat: list[Any]) -> buffer.Buffer:
-    held = buffer.of(tensor)
     assert held is not None
     return held
 

@@ -97,13 +97,11 @@ class CompiledStep:
     # -- a later call
 
     def _inputs(self, variant: Variant, flat: list[Any]) -> list[buffer.Buffer] | None:
-        buffers = [source(flat) for source in variant.sources]
-        for held, (shape, dtype) in zip(buffers, variant.shapes):
-            if held.shape != shape or held.dtype != dtype:
-                return None
-        if variants.aliases(buffers) != variant.aliases:
+        buffers = variant.inputs(flat)
+        if None in buffers:
             return None
-        return buffers
+        same = [held.kind for held in buffers] == variant.kinds and variants.aliases(buffers) == variant.aliases
+        return buffers if same else None
 
     def _launch(self, variant: Variant, flat: list[Any], buffers: list[buffer.Buffer]) -> Any:
         if self._donate:

@@ -21,6 +21,7 @@ Tensor = torch.Tensor
 
 _FLOAT = np.dtype(np.float64)
 
+Source = Tensor | Callable[[list[Any]], buffer.Buffer]
 Gradient = tuple[Tensor, int, tuple[int, ...]]
 
 
@@ -101,9 +102,9 @@ class Variant:
     """A program with what must hold for it, and what becomes of its results."""
 
     program: Program
-    sources: list[Callable[[list[Any]], buffer.Buffer]]  # per input: its buffer, from the flat arguments
-    shapes: list[tuple[Any, Any]]
-    aliases: tuple[int, ...]
+    sources: list[Source]  # per input: the tensor, or what finds its buffer from the flat arguments
+    kinds: list[Any]  # their shapes and dtypes
+    aliases: tuple[int, ...] | None  # which of them are the same buffer; None when all are different
     numbers: list[Callable[[list[Any]], float]]
     draws: list[Any]
     updated: list[int]  # inputs that get a new array, in the order of the first outputs
@@ -133,6 +134,10 @@ class Variant:
             arrays.append(jax_door.put(_draw(self.draws), client.get().device))
         self.calls += 1
         return self.program.executable(arrays)
+
+    def inputs(self, flat: list[Any]) -> list[Any]:
+        """The buffers of the program's inputs now."""
+        return buffers_of(self.sources, flat)
 
     def check(self, outputs: list[Any]) -> None:
         """Raises the errors that the step's own checks ask for."""
@@ -176,7 +181,15 @@ class Variant:
         return None
 
 
-def aliases(buffers: list[buffer.Buffer]) -> tuple[int, ...]:
+def buffers_of(sources: list[Source], flat: list[Any]) -> list[Any]:
+    """The buffers of inputs; None for a tensor that has left the device."""
+    return [getattr(source.untyped_storage(), "_tpu_buffer", None) if isinstance(source, Tensor) else source(flat)
+            for source in sources]
+
+
+def aliases(buffers: list[buffer.Buffer]) -> tuple[int, ...] | None:
+    if len(set(map(id, buffers))) == len(buffers):
+        return None
     seen: dict[int, int] = {}
     return tuple(seen.setdefault(id(held), len(seen)) for held in buffers)
 
