@@ -155,9 +155,9 @@ def gpt(**changes: Any) -> Recipe:
     return Recipe(model, **{**recipe, **changes})
 
 
-def resnet() -> Recipe:
+def resnet(dtype: torch.dtype = torch.float32) -> Recipe:
     torch.manual_seed(0)
-    return Recipe(ResNet18(), lambda: images(8),
+    return Recipe(ResNet18().to(dtype), lambda: ((data.to(dtype), labels) for data, labels in images(8)),
                   lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, weight_decay=5e-4),
                   lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=50))
 
