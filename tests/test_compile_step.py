@@ -852,3 +852,12 @@ def test_model_that_leaves_the_device_and_comes_back():
     model.to("tpu")
     torch.testing.assert_close(step(x).cpu(), want)
     assert step.compiles == 1
+
+
+def test_statistics_name_the_cause():
+    step = torch.tpu.compile_step(lambda x: x * 2, name="doubling")
+    step(torch.ones(2, device="tpu"))
+    with pytest.warns(RuntimeWarning):
+        step(torch.ones(3, device="tpu"))
+    first, second = [g for g in torch.tpu.compiler.stats().graphs if g.name == "doubling"]
+    assert first.cause == "first call" and "[3]" in second.cause and "[2]" in second.cause

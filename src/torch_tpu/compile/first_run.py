@@ -39,8 +39,9 @@ _MISSING = object()
 class Run:
     """One capture of a step, and its first execution."""
 
-    def __init__(self, step: CompiledStep, args: Any, kwargs: Any, flat: list[Any]) -> None:
+    def __init__(self, step: CompiledStep, args: Any, kwargs: Any, flat: list[Any], cause: str) -> None:
         self.step = step
+        self.cause = cause
         self.args, self.kwargs, self.flat = args, kwargs, flat
         self.recorder = Recorder()
         self.groups: dict[int, Groups] = {}
@@ -251,7 +252,7 @@ class Run:
         checks = [(len(outputs) + at, window, raises) for at, (_, window, raises) in enumerate(recorder.checks)]
         outputs += [value for value, _, _ in recorder.checks]
         program = recorder.tape.build(updated, outputs, set(adopted), list(enumerate(recorder.numbers)), step.name,
-                                      step._xla, step._donate, step._executables)
+                                      step._xla, step._donate, step._executables, self.cause)
         by_value: dict[Value, External | HostInput] = {e.first: e for e in recorder.externals.values()}
         by_value.update({h.value: h for h in recorder.host_inputs})
         for value, storage in adopted.items():

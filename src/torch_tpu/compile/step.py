@@ -20,6 +20,7 @@ from ..eager import dispatcher
 from ..lowering import context
 from ..runtime import executable
 from ..tensor import buffer
+from . import causes
 from . import options as compile_options
 from . import variant as variants
 from .first_run import Run
@@ -131,7 +132,8 @@ class CompiledStep:
     def _capture(self, args: Any, kwargs: Any, flat: list[Any], key: Any, why: str | None) -> Any:
         dispatcher.load()
         self._captures += 1
-        run = Run(self, args, kwargs, flat)
+        cause = why or (_difference(self._keys, key) if self._keys else causes.FIRST)
+        run = Run(self, args, kwargs, flat, cause)
         before = len(self._executables)
         variant, result = run.go()
         made = len(self._executables) > before
@@ -139,7 +141,6 @@ class CompiledStep:
         previous = [other for others in self._variants.values() for other in others]
         expected = bool(known) and known[0].began and known[0].calls == 1  # the first step sets up state
         if made and before and not expected:
-            cause = why or _difference(self._keys, key)
             warnings.warn(f"torch.tpu.compile_step: {self.name} was compiled again (program {before + 1}): {cause}",
                           RuntimeWarning, stacklevel=3)
         if variant.once and any(other.once and other.signature == variant.signature
@@ -174,8 +175,6 @@ def _describe(leaf: Any) -> Any:
 
 def _difference(keys: list[Any], key: Any) -> str:
     """What is new about a call."""
-    if not keys:
-        return "its first call"
     last = keys[-1]
     if last[0] != key[0]:
         return "the arguments have another structure"

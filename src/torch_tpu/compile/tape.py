@@ -179,7 +179,8 @@ class Tape:
         self.keys = 0
 
     def build(self, updated: list[tuple[Value, Value]], outputs: list[Value], adopted: set[Value], numbers: list[Any],
-              name: str, xla: dict[str, Any], donate: bool, cache: dict[str, executable.Executable]) -> Program:
+              name: str, xla: dict[str, Any], donate: bool, cache: dict[str, executable.Executable],
+              cause: str = "") -> Program:
         """Makes the program.
 
         Args:
@@ -188,6 +189,7 @@ class Tape:
             adopted: constants to take as inputs instead of computing them (state that later steps find there).
             numbers: the numbers that are inputs.
             cache: executables by what they compute.
+            cause: why it is compiled, for the statistics.
         """
         alive: set[int] = set()
         wanted = {id(value) for _, value in updated} | {id(value) for value in outputs}
@@ -226,7 +228,8 @@ class Tape:
             if self.keys:
                 avals.append(jax.ShapeDtypeStruct((self.keys, 2), np.uint32))
             found = cache[signature] = executable.build(
-                self._function(entries, order, numbers, finals), avals, name, sorted(set(donated)), xla, graph=True)
+                self._function(entries, order, numbers, finals), avals, name, sorted(set(donated)), xla, graph=True,
+                cause=cause)
         return Program(found, order, [at[before] for before, _ in updated], donated)
 
     def _function(self, entries: list[Entry], inputs: list[Value], numbers: list[Any],
