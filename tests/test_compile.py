@@ -219,3 +219,38 @@ def test_numbers_that_change_are_inputs_of_one_graph():
         warnings.simplefilter("error", RuntimeWarning)
         for scale in (2.0, 0.5, 3.25):
             torch.testing.assert_close(compiled(x.to("tpu"), scale).cpu(), (x * scale).sum(-1))
+
+
+def test_checkpointing_replays_the_dropout_inside_compiled_graphs():
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8))
+                                        for _ in range(2))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+    torch.manual_seed(0)
+    model = Model().to("tpu")
+    x = torch.randn(4, 8).to("tpu")
+
+    def step(fn):
+        torch.manual_seed(5)
+        model.zero_grad()
+        y = fn(x)
+        y.square().sum().backward()
+        return [y.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
+
+    eager = step(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # a graph that is cut says so
+        compiled = torch.compile(model, backend="tpu")
+        for _ in range(2):
+            for a, b in zip(step(compiled), eager):
+                torch.testing.assert_close(a, b)

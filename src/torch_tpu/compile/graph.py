@@ -223,7 +223,7 @@ def _maker(value: Any, node: Node, results: list[Any]) -> Any:
     on_cpu = False
     if isinstance(meta, Tensor):
         value = promotion.cast(value, meta.dtype)
-        on_cpu = meta.device.type == "cpu"
+        on_cpu = meta.device.type == "cpu" and not lower.is_random_state(node)
         wanted = meta.stride()
         if all(isinstance(s, int) for s in wanted) and tuple(wanted) != strides and 0 not in sizes:
             order = buffer.dense_order(sizes, wanted)

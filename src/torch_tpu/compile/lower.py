@@ -6,7 +6,9 @@ import math
 import operator
 from typing import Any
 
+import jax.numpy as jnp
 import torch
+from jax import lax
 
 from ..distributed import graph as collectives
 from ..lowering import promotion, table
@@ -26,6 +28,9 @@ _CHECKS = {"aten._assert_scalar.default", "aten._assert_async.msg", "aten._asser
            "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"}
 # Checks whose result is one of their arguments: which.
 _PASSING = {"aten._functional_assert_async.msg": 2, "aten._functional_assert_scalar.default": 2}
+# A random operator whose forward pass keeps the state it drew from, for the backward pass to draw the same again
+# (activation checkpointing). Here that state is the operator's key.
+_SAVING, _REPEATING = torch.ops.higher_order.run_and_save_rng_state, torch.ops.higher_order.run_with_rng_state
 # Operators with an effect and no result, which the host may run after the whole graph.
 _CHECKED_LATER = {aten._linalg_check_errors.default}
 
@@ -45,8 +50,17 @@ def is_mutation(node: Node) -> bool:
 
 
 def is_random(node: Node) -> bool:
+    """Whether the node draws a key."""
+    if node.target is _SAVING:
+        return True
     entry = table.find(name_of(node)) if node.op == "call_function" else None
     return entry is not None and entry.random
+
+
+def is_random_state(node: Node) -> bool:
+    """Whether the node is the state that a random operator kept: bytes of its key, on the device (the graph expects a
+    generator's state, on the CPU)."""
+    return node.target is operator.getitem and argument(node, 0).target is _SAVING and argument(node, 1) == 0
 
 
 def supports(node: Node) -> bool:
@@ -57,6 +71,8 @@ def supports(node: Node) -> bool:
         return True
     if collectives.is_collective(node):
         return collectives.supports(node)
+    if node.target is _SAVING or node.target is _REPEATING:
+        return table.find(str(argument(node, 0 if node.target is _SAVING else 1))) is not None
     name = name_of(node)
     return table.find(name) is not None or name in _SIZES or name in _CHECKS or name in _PASSING or \
         (is_mutation(node) and argument(node, 0).op == "placeholder")
@@ -175,15 +191,19 @@ class Run:
             return args[1]
         if name == "aten.as_strided.default":
             return self._as_strided(node, args)
-        entry = table.find(name)
-        assert entry is not None
         kwargs = {k: self._value(v) for k, v in node.kwargs.items() if k not in table.PLACEMENT}
-        schema = target._schema.arguments
-        args = [a for a, s in zip(args, schema) if s.name not in table.PLACEMENT]
-        if entry.random:
-            kwargs["key"] = self.keys[self.drawn]
-            self.drawn += 1
-        return _typed(entry.fn(*args, **kwargs), node.meta.get("val"))
+        if target is _SAVING:
+            key = self._key()
+            meta = node.meta.get("val")
+            return [lax.bitcast_convert_type(key, jnp.uint8).reshape(-1), _typed(_call(args[0], args[1:], kwargs, key), meta and meta[1])]
+        if target is _REPEATING:
+            key = lax.bitcast_convert_type(args[0].reshape(2, 4), jnp.uint32)
+            return _typed(_call(args[1], args[2:], kwargs, key), node.meta.get("val"))
+        return _typed(_call(target, args, kwargs, self._key() if is_random(node) else None), node.meta.get("val"))
+
+    def _key(self) -> Any:
+        self.drawn += 1
+        return self.keys[self.drawn - 1]
 
     def _as_strided(self, node: Node, args: list[Any]) -> Any:
         """Strides are meant in the memory of the argument, which here is known only for dense tensors."""
@@ -196,6 +216,16 @@ class Run:
         start = int(source.storage_offset()) if offset is None else int(offset)
         view = views.View(size, stride, start - int(source.storage_offset()))
         return views.read(args[0].transpose(order), view, args[0].dtype)
+
+
+def _call(op: Any, args: list[Any], kwargs: dict[str, Any], key: Any) -> Any:
+    """An operator's lowering on JAX values."""
+    entry = table.find(str(op))
+    assert entry is not None
+    args = [a for a, s in zip(args, op._schema.arguments) if s.name not in table.PLACEMENT]
+    if entry.random:
+        kwargs = {**kwargs, "key": key}
+    return entry.fn(*args, **kwargs)
 
 
 def _typed(result: Any, meta: Any) -> Any:
