@@ -195,7 +195,8 @@ class Run:
         if target is _SAVING:
             key = self._key()
             meta = node.meta.get("val")
-            return [lax.bitcast_convert_type(key, jnp.uint8).reshape(-1), _typed(_call(args[0], args[1:], kwargs, key), meta and meta[1])]
+            state = lax.bitcast_convert_type(key, jnp.uint8).reshape(-1)
+            return [state, _typed(_call(args[0], args[1:], kwargs, key), meta and meta[1])]
         if target is _REPEATING:
             key = lax.bitcast_convert_type(args[0].reshape(2, 4), jnp.uint32)
             return _typed(_call(args[1], args[2:], kwargs, key), node.meta.get("val"))
