@@ -143,7 +143,7 @@ def _stack(mode: str, input: Tensor, h: Tensor, c: Tensor | None, params: list[T
                                             given[-1] if projected else None]
             _check(input, h[at], weights)
             start = None if c is None else c[at]
-            run = plain if transforms.active(input, h, c, *params) else Layer.apply
+            run: Any = plain if transforms.active(input, h, c, *params) else Layer.apply
             out, h_n, c_n = run(input, h[at], start, lengths, mode, direction == 1, *weights)
             outputs.append(out)
             last_h.append(h_n)
