@@ -37,6 +37,17 @@ def c64(*sizes):
     return torch.ones(sizes, dtype=torch.complex64)
 
 
+def wider_out(d, name):
+    """An out= tensor of float64 for float32 values."""
+    x = d(f32(2, 2))
+    call = {"mm": (x, x), "gather": (x, 0, d(i64(2, 2))), "topk": (x, 1), "sort": (x,), "amax": (x, 0),
+            "softmax": (x, 0), "tril": (x,), "take": (x, d(i64(2)))}[name]
+    result = getattr(torch, name)(*call)
+    first = result if isinstance(result, torch.Tensor) else result[0]
+    out = torch.empty_like(first, dtype=torch.float64)
+    return getattr(torch, name)(*call, out=out if first is result else (out, torch.empty_like(result[1])))
+
+
 MIXED_DTYPES = {
     "linear": lambda d: F.linear(d(f32(2, 2)), d(f16(2, 2))),
     "linear integers": lambda d: F.linear(d(i64(2, 2)), d(f32(2, 2))),
@@ -170,6 +181,8 @@ SIZES = {
     "inv": lambda d: torch.linalg.inv(d(torch.zeros(2, 2))),
     "out": lambda d: torch.add(d(f32(2)), d(f32(2)), out=d(i64(2))),
 }
+for _name in ("mm", "gather", "topk", "sort", "amax", "softmax", "tril", "take"):
+    SIZES[f"{_name} out"] = lambda d, name=_name: wider_out(d, name)
 for _name in ("max", "min", "argmax", "argmin", "amax", "aminmax", "mode"):
     SIZES[f"{_name} of nothing"] = lambda d, name=_name: getattr(torch, name)(d(torch.empty(0)))
 for _name in ("max", "argmax", "amax", "aminmax", "median", "mode"):

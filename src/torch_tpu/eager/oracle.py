@@ -25,6 +25,14 @@ _STAND_IN: dict[str, str] = {"aten.convolution_overrideable.default": "aten.conv
 # Operators whose Meta kernel is Python and refuses a 0-d CPU tensor, which the device's kernels take as a number.
 _ONE_DEVICE = {"aten.masked_fill.Tensor", "aten.masked_fill_.Tensor"}
 
+# Operators whose out= has the result's own dtype, where the Meta kernels do not ask for it. Others cast.
+_EXACT = frozenset({
+    "amax", "amin", "aminmax", "conj_physical", "linalg_cross", "cummax", "cummin", "frexp", "heaviside", "histc",
+    "index_add", "index_copy", "index_select", "kthvalue", "linalg_qr", "linalg_lu", "linalg_lu_solve",
+    "linalg_solve_triangular", "logcumsumexp", "lu_unpack", "mode", "msort", "nan_to_num", "neg", "avg_pool3d",
+    "gelu", "hardshrink", "log_sigmoid_forward", "softplus", "softshrink", "ormqr", "round", "scatter_reduce",
+    "slice_scatter", "_softmax", "_log_softmax", "sort", "take", "tril", "triu", "unfold_copy"})
+
 
 def expect(plan: Plan, given: dict[str, Any]) -> Any:
     """Meta tensors for the functional overload's results; None where PyTorch cannot say.
@@ -45,7 +53,23 @@ def expect(plan: Plan, given: dict[str, Any]) -> Any:
     result = _call(op, given)
     if isinstance(result, Exception):
         raise result
+    if plan.out and result is not None:
+        _check_out(plan, given, flat(result))
     return result
+
+
+def _check_out(plan: Plan, given: dict[str, Any], results: list[torch.Tensor]) -> None:
+    """Raises what the out= form says about the dtypes of its out= arguments; their sizes are the results' here."""
+    outs = [name for name, _ in plan.writes]
+    if len(results) == len(outs) and all(isinstance(given[name], torch.Tensor) for name in outs):
+        made = {name: torch.empty_like(meta, dtype=given[name].dtype) for name, meta in zip(outs, results)}
+        checked = _call(plan.op, {**given, **made})
+        if isinstance(checked, Exception):
+            raise checked
+        for name, meta in zip(outs, results):
+            if meta.dtype != made[name].dtype and str(plan.functional).split(".")[1] in _EXACT:
+                raise RuntimeError(f"Expected out tensor to have dtype {rules.name(meta.dtype)}, but got "
+                                   f"{rules.name(made[name].dtype)} instead")
 
 
 def _call(op: Any, given: dict[str, Any]) -> Any:
