@@ -194,6 +194,7 @@ NUMBERS = {
     "uint8 % 0": lambda d: d(i64(2).byte()) % 0, "div 0": lambda d: torch.div(d(i64(2)), 0, rounding_mode="trunc"),
     "floor_divide_ 0": lambda d: d(i64(2)).floor_divide_(0), "** -1": lambda d: d(i64(2)) ** -1,
     "int32 ** -2": lambda d: d(i32(2)) ** -2, "pow_ -1": lambda d: d(i64(2)).pow_(-1),
+    "_foreach_pow -1": lambda d: torch._foreach_pow([d(i64(2))], -1),
     "uniform_": lambda d: d(f32(2)).uniform_(1, 0), "bernoulli_": lambda d: d(f32(2)).bernoulli_(1.5),
     "random_": lambda d: d(f32(2)).random_(3, 1), "normal_": lambda d: d(f32(2)).normal_(0, -1),
     "exponential_": lambda d: d(f32(2)).exponential_(-1), "dropout": lambda d: F.dropout(d(f32(2)), 1.5),

@@ -269,8 +269,10 @@ def _divides(given: Given) -> Exception | None:
 
 
 def _raises_to(given: Given) -> Exception | None:
-    exponent = given["exponent"]
-    return RuntimeError(_POWER) if isinstance(exponent, int) and exponent < 0 and _whole(given["self"]) else None
+    exponent, bases = given["exponent"], given["self"]
+    if not isinstance(exponent, int) or exponent >= 0:
+        return None
+    return RuntimeError(_POWER) if any(map(_whole, bases if isinstance(bases, list | tuple) else [bases])) else None
 
 
 def _chance(given: Given) -> Exception | None:
@@ -309,7 +311,8 @@ def _integers(low: str, high: str) -> Callable[[Given], Exception | None]:
 _NUMBERS: dict[str, tuple[str, Callable[[Given], Exception | None]]] = {
     "floor_divide": ("other", _divides), "remainder": ("other", _divides), "fmod": ("other", _divides),
     "div": ("rounding_mode", _divides), "divide": ("rounding_mode", _divides),
-    "pow": ("exponent", _raises_to), "bernoulli": ("p", _chance), "uniform": ("to", _interval),
+    "pow": ("exponent", _raises_to), "_foreach_pow": ("exponent", _raises_to),
+    "bernoulli": ("p", _chance), "uniform": ("to", _interval),
     "random": ("to", _integers("from", "to")), "randint": ("high", _integers("low", "high")),
     "randint_like": ("high", _integers("low", "high")),
 }
