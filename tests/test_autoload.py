@@ -73,6 +73,7 @@ def test_a_broken_environment_costs_the_device_not_torch(name):
     ("VIRTUAL_CHIPS", "no", "TORCH_TPU_VIRTUAL_CHIPS='no' must be a whole number of at least 1"),
     ("VIRTUAL_HBM", "much", "TORCH_TPU_VIRTUAL_HBM='much' is not a size"),
     ("INTEGRATIONS", "some", "TORCH_TPU_INTEGRATIONS='some' is neither on nor off"),
+    ("HOST_INTEGERS", "few", "TORCH_TPU_HOST_INTEGERS='few' is neither on nor off"),
     ("LOGS", "compile,spam", "TORCH_TPU_LOGS='compile,spam': 'spam' is not known"),
 ])
 def test_a_wrong_setting_is_an_error_of_the_first_use(name, value, message):

@@ -93,7 +93,8 @@ def problems() -> list[str]:
     for read in (lambda: PLATFORM.choice("auto", "tpu", "cpu", "cuda"), VIRTUAL_CHIPS.positive, VIRTUAL_HBM.size,
                  lambda: FALLBACK.choice("warn", "silent", "error"), DEBUG.flag,
                  lambda: EAGER.choice("strict", "fused"), CACHE.flag, CACHE_SIZE.size, MALLOC.flag,
-                 lambda: LOGS.topics("compile", "recompile", "fallback", "all"), INTEGRATIONS.flag):
+                 lambda: LOGS.topics("compile", "recompile", "fallback", "all"), INTEGRATIONS.flag,
+                 HOST_INTEGERS.flag, BUCKETS.flag):
         try:
             read()
         except SettingError as error:
