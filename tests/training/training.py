@@ -16,6 +16,12 @@ def programs() -> int:
 
 
 def train(recipe: Recipe, device: str, steps: int, *, compiled: bool = False) -> Run:
+    # Without allow_rnn, torch.compile leaves the callers of nn.LSTM eager, on every device.
+    with torch._dynamo.config.patch(allow_rnn=True):
+        return _train(recipe, device, steps, compiled)
+
+
+def _train(recipe: Recipe, device: str, steps: int, compiled: bool) -> Run:
     model = copy.deepcopy(recipe.model).to(device).train()
     forward = torch.compile(model, backend="tpu", fullgraph=True) if compiled else model
     optimizer = recipe.optimizer(model.parameters())
@@ -24,7 +30,6 @@ def train(recipe: Recipe, device: str, steps: int, *, compiled: bool = False) ->
     if recipe.ema:
         average = AveragedModel(model, device=device, multi_avg_fn=get_ema_multi_avg_fn(recipe.ema))
     scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=4) if recipe.scaler else None
-    torch._dynamo.config.allow_rnn = True  # without it torch.compile leaves nn.LSTM's callers eager, on every device
     batches, losses, known = recipe.batches(), [], programs()
     for step in range(steps):
         total = 0.0
