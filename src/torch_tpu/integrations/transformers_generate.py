@@ -1,5 +1,5 @@
-"""Transformers' `generate` with a static cache (tried on 5.24.0): every prompt length would be a prefill of its own, run
-operator by operator, and every length of the cache another decode program.
+"""Transformers' `generate` with a static cache (tried on 5.24.0): every prompt length would be a prefill of its own,
+run operator by operator, and every length of the cache another decode program.
 
 Here the cache's length is rounded up, and the prompt is padded on the right to a bucket and prefilled by a compiled
 program. The result is that of the unpadded prompt: under the causal mask no token sees the padding, whose keys and
@@ -37,8 +37,8 @@ def bucket(length: int) -> int:
 
 
 def cache_length(length: int, batch: int) -> int:
-    """The length of a static cache that has to hold so many tokens of each sequence: at least 1,024 for a small batch
-    (so that one decode program serves all usual calls), else 128, or a power of two, and multiples of 512 from there."""
+    """The length of a static cache for so many tokens of each sequence: at least 1,024 for a small batch (so that one
+    decode program serves all usual calls), else 128; a power of two, and multiples of 512 from there."""
     least = CACHE if batch <= CACHE_BATCH else 128
     return max(least, bucket(length))
 
