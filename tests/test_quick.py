@@ -24,7 +24,7 @@ A, B = torch.randn(4, 4), torch.randn(4, 4)
     lambda a, b: a + torch.tensor(2.0), lambda a, b: torch.add(a, b, alpha=2), lambda a, b: a.clone() + b,
     lambda a, b: a.view(torch.int32) + b.view(torch.int32), lambda a, b: a + b.half(), lambda a, b: a * True,
     lambda a, b: a.unsqueeze(0).add_(b), lambda a, b: a.expand(4, 4) * b, lambda a, b: torch.nn.functional.gelu(a),
-], ids=str)
+])
 def test_second_call(fn):
     _twice(fn, A, B)
 
