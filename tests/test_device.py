@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from processes import python
-from torch_tpu.device import chips
+from torch_tpu.runtime import chips
 
 
 def test_the_module_is_importable_under_its_name():

@@ -28,8 +28,8 @@ def main(given: Sequence[str] | None = None) -> None:
     """Prepares the environment and runs torchrun."""
     from torch.distributed import run
 
-    from .device import chips
     from .distributed import set_tpu_launch_env
+    from .runtime import chips
 
     options = arguments(sys.argv[1:] if given is None else given, chips.count())
     set_tpu_launch_env()

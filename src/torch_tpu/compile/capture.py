@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..eager import execute, fallback, oracle, overlap, random
 from ..eager import plan as plans
+from ..lowering import strided
 from ..runtime import dtypes, errors, jax_door
-from ..tensor import buffer, torch_door, views
+from ..tensor import buffer, torch_door
 from . import symbol, tape
 from .tape import Entry, Read, Symbolic, Value, Written
 
@@ -174,7 +175,7 @@ class Recorder(TorchDispatchMode):
         if tensor.is_conj() or tensor.is_neg():
             plain = self._plain(tensor)
             return self.read(plain)
-        return Read(self.owner(tensor).value, views.of(tensor), dtypes.to_numpy(tensor.dtype))
+        return Read(self.owner(tensor).value, strided.of(tensor), dtypes.to_numpy(tensor.dtype))
 
     def _plain(self, tensor: Tensor) -> Tensor:
         if tensor.is_conj():
@@ -199,7 +200,7 @@ class Recorder(TorchDispatchMode):
             if id(owner) in seen:
                 continue
             seen.add(id(owner))
-            whole = views.View(old.shape, buffer.contiguous(old.shape), 0)
+            whole = strided.View(old.shape, buffer.contiguous(old.shape), 0)
             entry = Entry("select", None, [read, Read(old, whole, old.dtype), Read(owner.value, whole, old.dtype)], {},
                           where(), select=True)
             entry.made.append(Value(old.shape, old.dtype, entry))
@@ -327,7 +328,7 @@ class Recorder(TorchDispatchMode):
 
     def _write(self, entry: Entry, path: tuple[int, ...], target: Tensor) -> None:
         owner = self.owner(target)
-        entry.pick.append((path, Written(owner.value, views.of(target), dtypes.to_numpy(target.dtype))))
+        entry.pick.append((path, Written(owner.value, strided.of(target), dtypes.to_numpy(target.dtype))))
         # A write into part of a value, after an earlier one of the same operator, builds on that one.
         value = Value(owner.value.shape, owner.value.dtype, entry)
         entry.made.append(value)
@@ -346,7 +347,7 @@ class Recorder(TorchDispatchMode):
             def leaf(expression: symbol.Expression) -> Any:
                 return jax_door.weak(np.float64(1), float)
 
-            result = tape.call(entry, lambda read: views.read(given[read.value], read.view, read.dtype),
+            result = tape.call(entry, lambda read: strided.read(given[read.value], read.view, read.dtype),
                                lambda number: symbol.evaluate(number.expression, leaf, True),
                                {entry.key: np.zeros(2, np.uint32)})
             return tape.results(returns, result)

@@ -17,9 +17,9 @@ import torch
 
 from ..distributed import graph as collectives
 from ..eager import random
-from ..lowering import context, promotion
+from ..lowering import context, promotion, strided
 from ..runtime import client, dtypes, executable, jax_door, transfer
-from ..tensor import buffer, views
+from ..tensor import buffer
 from . import causes, lower
 from .options import Options
 
@@ -136,7 +136,7 @@ class Segment:
             if isinstance(value, Tensor):
                 held = buffer.of(value)
                 assert held is not None
-                view = views.of(value)
+                view = strided.of(value)
                 windows.append((memo[id(held)], view, dtypes.to_numpy(value.dtype)))
             else:
                 windows.append(None)
@@ -152,7 +152,7 @@ class Segment:
             keys = arrays[-1] if self.keys else None
             environment: dict[Node, Any] = {}
             for node, value, window in zip(self.inputs, values, windows):
-                environment[node] = value if window is None else views.read(arrays[window[0]], window[1], window[2])
+                environment[node] = value if window is None else strided.read(arrays[window[0]], window[1], window[2])
             run = lower.Run(environment, keys, self.scope)
             run.nodes(self.nodes)
             results: list[Any] = []
@@ -163,7 +163,7 @@ class Segment:
             bases: dict[int, Any] = {}
             for node, (index, view, kind) in written_at.items():
                 value = promotion.cast(run.mutations[node], kind)
-                bases[index] = views.write(bases.get(index, arrays[index]), view, value)
+                bases[index] = strided.write(bases.get(index, arrays[index]), view, value)
             for index, value in bases.items():
                 written.append((index, len(results)))
                 results.append(value)

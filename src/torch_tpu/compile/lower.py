@@ -11,9 +11,9 @@ import torch
 from jax import lax
 
 from ..distributed import graph as collectives
-from ..lowering import promotion, table
+from ..lowering import promotion, strided, table
 from ..runtime import dtypes
-from ..tensor import buffer, views
+from ..tensor import buffer
 
 Node = torch.fx.Node
 aten = torch.ops.aten
@@ -215,8 +215,8 @@ class Run:
         if order is None:
             raise NotImplementedError("as_strided of a tensor with gaps in memory")
         start = int(source.storage_offset()) if offset is None else int(offset)
-        view = views.View(size, stride, start - int(source.storage_offset()))
-        return views.read(args[0].transpose(order), view, args[0].dtype)
+        view = strided.View(size, stride, start - int(source.storage_offset()))
+        return strided.read(args[0].transpose(order), view, args[0].dtype)
 
 
 def _call(op: Any, args: list[Any], kwargs: dict[str, Any], key: Any) -> Any:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from ..eager.plan import Plan
-from ..lowering import promotion, table
+from ..lowering import promotion, strided, table
 from ..runtime import dtypes, executable, jax_door
-from ..tensor import buffer, views
+from ..tensor import buffer
 from . import symbol
 
 
@@ -41,7 +41,7 @@ class Read:
     """A tensor argument: a window on a value."""
 
     value: Value
-    view: views.View
+    view: strided.View
     dtype: np.dtype
 
 
@@ -50,7 +50,7 @@ class Written:
     """Where an operator's result goes: into a window of a value."""
 
     value: Value
-    view: views.View
+    view: strided.View
     dtype: np.dtype
 
 
@@ -251,7 +251,7 @@ class Tape:
                 return found
 
             def tensor(read: Read) -> Any:
-                return views.read(array(read.value), read.view, read.dtype)
+                return strided.read(array(read.value), read.view, read.dtype)
 
             def leaf(expression: symbol.Expression) -> Any:
                 if expression[0] == "number":
@@ -296,7 +296,7 @@ class Tape:
                 part = promotion.cast(part, target.dtype)
                 if part.shape != target.view.sizes:
                     part = jnp.broadcast_to(part, target.view.sizes)
-                at[value] = views.write(array(target.value), target.view, part)
+                at[value] = strided.write(array(target.value), target.view, part)
 
     def _text(self, entries: list[Entry], inputs: list[Value], literals: dict[Value, None], finals: list[Value],
               donated: list[int], numbers: list[Any]) -> str:

@@ -11,8 +11,8 @@ def register() -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     from ..eager import dispatcher
-    from ..tensor import storage
-    from . import accelerator, amp, backends, backward_errors, generator, module, namespace, streams
+    from ..tensor import generator, storage
+    from . import accelerator, amp, backends, backward_errors, module, namespace, streams
 
     _setup_privateuseone_for_python_backend("tpu", module, device_guard=backward_errors.Guard())
     dispatcher.install()

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from . import chips, memory, properties, streams
+from ..runtime import chips
+from . import memory, properties, streams
 
 
 def _synchronize(device: chips.Device = None, /) -> None:

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from ..runtime import client, memory
-from . import chips
-from .chips import Device
+from ..runtime import chips, client, memory
+from ..runtime.chips import Device
 
 _METRICS = ("current", "peak", "allocated", "freed")
 

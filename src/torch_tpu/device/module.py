@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from . import chips, eager
-from .chips import Device
+from ..runtime import chips
+from ..runtime.chips import Device
+from . import eager
 from .eager import get_eager_mode, set_eager_mode
 from .memory import (
     empty_cache,

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ..runtime import memory, platform
-from . import chips
-from .chips import Device
+from ..runtime import chips, memory, platform
+from ..runtime.chips import Device
 
 
 @dataclass(frozen=True)

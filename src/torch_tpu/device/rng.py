@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from . import chips, generator
-from .chips import Device
+from ..runtime import chips
+from ..runtime.chips import Device
+from ..tensor import generator
 
 
 class _Generators(Sequence[torch.Generator]):

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from ..runtime import client
-from . import chips
+from ..runtime import chips, client
 
 _NativeStream = torch.Stream
 _NativeEvent = torch.Event

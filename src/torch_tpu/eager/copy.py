@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from ..lowering import strided
 from ..runtime import dtypes, transfer
-from ..tensor import buffer, views
+from ..tensor import buffer
 from . import bookkeeping, execute, overlap, plan
 from .kernels import kernel
 
@@ -24,7 +25,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if bookkeeping.small(tensor) and held.kind.nbytes <= bookkeeping.LIMIT and tensor.dtype == held.kind.torch_dtype:
         bookkeeping.pull(held)
         return to_host(tensor)
-    whole = views.of(tensor)
+    whole = strided.of(tensor)
     if held.shape == whole.sizes and tensor.is_contiguous() and tensor.dtype == torch_dtype(held):
         return transfer.to_host(held.array())
     base = transfer.to_host(held.array()).view(-1)
@@ -71,7 +72,7 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     if there is None:
         if source.device.type != "cpu":
             raise execute.mixed_devices(source, aten.copy_.default)
-        window = views.of(target)
+        window = strided.of(target)
         if overlap.expanded(target):
             raise overlap.inner()
         value = source.to(target.dtype)
@@ -79,7 +80,7 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
             # on meta tensors first, for torch's own words about shapes that do not fit
             torch.empty(target.shape, device="meta").copy_(torch.empty(value.shape, device="meta"))
             value = value.expand(target.shape)
-        if target.dtype == torch_dtype(here) and views.is_whole(here.shape, window):
+        if target.dtype == torch_dtype(here) and strided.is_whole(here.shape, window):
             order = buffer.dense_order(target.shape, target.stride())
             assert order is not None
             if bookkeeping.small(target):

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 def check_index(device: torch.device | None) -> None:
     """One process drives one chip; any other index is an error, never another chip by stealth."""
     if device is not None and device.index not in (None, 0):
-        from ..device import chips
+        from ..runtime import chips
 
         raise chips.other_chip(device.index)
 

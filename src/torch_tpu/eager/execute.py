@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import torch
 
-from ..lowering import context, promotion, table
+from ..lowering import context, promotion, strided, table
 from ..runtime import debug, dtypes, executable, transfer
-from ..tensor import buffer, torch_door, views
+from ..tensor import buffer, torch_door
 from . import batch, bookkeeping, bounds, creation, oracle, overlap, quick
 from .plan import MISSING, Plan
 
@@ -25,7 +25,7 @@ class Ref:
 
     __slots__ = ("dtype", "index", "view")
 
-    def __init__(self, index: int, view: views.View, dtype: np.dtype) -> None:
+    def __init__(self, index: int, view: strided.View, dtype: np.dtype) -> None:
         self.index, self.view, self.dtype = index, view, dtype
 
 
@@ -342,7 +342,7 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
     overlap.check(plan, given, targets)
     target_views = []
     for tensor in targets:
-        view = views.of(tensor)
+        view = strided.of(tensor)
         target_views.append((call.memo[id(buffer.of(tensor))], view, dtypes.to_numpy(tensor.dtype)))
     count = len(call.buffers)
     numbers = len(call.numbers)
@@ -351,7 +351,7 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
     def program(*arrays: Any) -> list[Any]:
         def tensor(item: Any, _: Any) -> Any:
             index, _, dtype, sizes, strides, offset = item
-            return views.read(arrays[index], views.View(sizes, strides, offset), dtypes.to_numpy(dtype))
+            return strided.read(arrays[index], strided.View(sizes, strides, offset), dtypes.to_numpy(dtype))
 
         def number(index: int, _: Any) -> Any:
             return arrays[count + index]
@@ -381,7 +381,7 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
             value = promotion.cast(value, dtype)
             if value.shape != view.sizes:
                 value = jax.numpy.broadcast_to(value, view.sizes)
-            current[index] = views.write(base, view, value)
+            current[index] = strided.write(base, view, value)
         for index, value in current.items():
             written.append((index, len(outputs)))
             outputs.append(value)

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import torch
 
+from ..lowering import strided
 from ..runtime import dtypes, executable
-from ..tensor import buffer, views
+from ..tensor import buffer
 
 _programs: dict[tuple[Any, ...], executable.Executable] = {}
 
@@ -23,13 +24,13 @@ def call(fn: Callable[..., Sequence[Any]], *tensors: torch.Tensor) -> list[torch
         if found is None:
             raise RuntimeError(f"{fn.__name__}: expected a tpu tensor, got one on {tensor.device}")
         held.append(found)
-        windows.append((views.of(tensor),
+        windows.append((strided.of(tensor),
                         dtypes.to_numpy(tensor.dtype)))
     key = (fn, *((h.shape, h.dtype, *window) for h, window in zip(held, windows)))
     program = _programs.get(key)
     if program is None:
         def read_all(*arrays: Any) -> list[Any]:
-            return list(fn(*(views.read(a, view, kind) for a, (view, kind) in zip(arrays, windows))))
+            return list(fn(*(strided.read(a, view, kind) for a, (view, kind) in zip(arrays, windows))))
 
         avals = [jax.ShapeDtypeStruct(h.shape, h.dtype) for h in held]
         program = _programs[key] = executable.build(read_all, avals, fn.__name__)

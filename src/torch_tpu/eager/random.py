@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..device import generator as device_generator
 from ..runtime import client, jax_door
+from ..tensor import generator as device_generator
 
 
 def default_generator() -> torch.Generator:

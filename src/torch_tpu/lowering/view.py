@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..tensor import views
+from . import strided
 from .axes import dim_of, dims_of, sized, transpose_of, windows
 from .table import lowering
 
@@ -33,7 +33,7 @@ def reshape_alias(self, size, stride):
 def view_dtype(self, dtype):
     have, want = np.dtype(self.dtype).itemsize, np.dtype(dtype).itemsize
     shape = self.shape if have == want else (*self.shape[:-1], self.shape[-1] * have // want)
-    return views.reinterpret(self, np.dtype(dtype)).reshape(shape)
+    return strided.reinterpret(self, np.dtype(dtype)).reshape(shape)
 
 
 @lowering("aten.view_as_real.default", "aten.view_as_real_copy.default")
@@ -162,7 +162,7 @@ def unbind(self, dim=0):
 
 @lowering("aten.as_strided.default", "aten.as_strided_copy.default")
 def as_strided(self, size, stride, storage_offset=None):
-    return views.read(self, views.View(tuple(size), tuple(stride), storage_offset or 0), self.dtype)
+    return strided.read(self, strided.View(tuple(size), tuple(stride), storage_offset or 0), self.dtype)
 
 
 @lowering("aten.unfold.default", "aten.unfold_copy.default")
@@ -230,7 +230,7 @@ def select_scatter(self, src, dim, index):
 
 @lowering("aten.as_strided_scatter.default")
 def as_strided_scatter(self, src, size, stride, storage_offset=None):
-    return views.write(self, views.View(tuple(size), tuple(stride), storage_offset or 0), src.astype(self.dtype))
+    return strided.write(self, strided.View(tuple(size), tuple(stride), storage_offset or 0), src.astype(self.dtype))
 
 
 def _spaced(x, sizes, dim, start, step):

@@ -21,7 +21,7 @@ def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
     device = kwargs.get("device")
     if device is None or torch.device(device).type != "tpu":
         return _Base.__new__(cls, *args, **kwargs)
-    from ..device import chips
+    from ..runtime import chips
 
     chips.check(torch.device(device))
     content = args[0] if args else kwargs.get("size", 0)

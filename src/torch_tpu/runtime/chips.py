@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..runtime import platform
+from . import platform
 
 Device = torch.device | str | int | None
 
@@ -14,7 +14,7 @@ def count() -> int:
     chosen = platform.choose()
     if chosen.chips is not None:
         return chosen.chips
-    from ..runtime import client
+    from . import client
 
     return len(client.get().devices)
 

@@ -65,7 +65,7 @@ def _is_tpu(device: Any) -> bool:
     device = torch.device(device)
     if device.type != "tpu":
         return False
-    from . import chips
+    from ..runtime import chips
 
     chips.check(device)
     return True
