@@ -118,6 +118,10 @@ def _padded(model: Any, ids: torch.Tensor, given: dict[str, Any]) -> Any:
             given["position_ids"] = torch.cat([given["position_ids"], last], dim=1)
     inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=None, is_first_iteration=True, **given)
     inputs["logits_to_keep"] = torch.tensor([length - 1], device=ids.device)
+    for name, dimension in (("input_ids", 1), ("position_ids", 1), ("attention_mask", 2)):
+        value = inputs.get(name)
+        if isinstance(value, torch.Tensor) and value.dim() > dimension and value.shape[dimension] == ids.shape[1]:
+            torch._dynamo.maybe_mark_dynamic(value, dimension)  # traced once for all buckets
     outputs = _program(model)(**inputs, return_dict=True)
     if extra:
         cache.crop(-extra)
