@@ -1,6 +1,7 @@
 """Training on the device, step by step against the CPU: the same code, data and initial weights.
 
-The 50-step runs are those of docs/training.md: pytest tests/training -m slow -s prints its figures.
+The 50-step runs are those of docs/training.md: pytest tests/training -k fifty -s prints its figures, and with -m slow
+those of SmolLM2.
 """
 
 from __future__ import annotations
@@ -73,7 +74,6 @@ def test_three_steps(name, compiled):
     check(name, 3, 1e-5, compiled)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("compiled", WAYS)
 @pytest.mark.parametrize("name", LONG)
 def test_fifty_steps(name, compiled):
