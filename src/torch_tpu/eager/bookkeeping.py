@@ -27,23 +27,11 @@ KINDS = frozenset((torch.bool, torch.int64, torch.int32))
 LIMIT = 1 << 20  # elements of all tensors of a call; the mask of a 512-token prefill over 1,024 slots is half of it
 PULL = 64  # elements of a tensor that is fetched from the device
 
-_on: bool | None = None
+_switch = config.Switch(config.HOST_INTEGERS)
+on = _switch.on
+set = _switch.set
+
 runs = 0  # operators that ran here
-
-
-def on() -> bool:
-    global _on
-    if _on is None:
-        _on = config.HOST_INTEGERS.flag()
-    return _on
-
-
-def set(flag: bool) -> bool:
-    """Switches for this process; returns what was."""
-    global _on
-    before = on()
-    _on = flag
-    return before
 
 
 def _flat(values: Tensor) -> Tensor:

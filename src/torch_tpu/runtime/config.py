@@ -67,6 +67,25 @@ class Setting:
         return size
 
 
+class Switch:
+    """An on/off setting that a program may change: the variable's value until `set` says otherwise."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._on: bool | None = None
+
+    def on(self) -> bool:
+        if self._on is None:
+            self._on = self._setting.flag()
+        return self._on
+
+    def set(self, flag: bool) -> bool:
+        """Switches; returns what was."""
+        before = self.on()
+        self._on = flag
+        return before
+
+
 PLATFORM = Setting("TORCH_TPU_PLATFORM", "auto", "what runs the device: auto, tpu, cpu (virtual chips) or cuda")
 VIRTUAL_CHIPS = Setting("TORCH_TPU_VIRTUAL_CHIPS", "1", "how many virtual chips a machine without TPU shows")
 VIRTUAL_HBM = Setting("TORCH_TPU_VIRTUAL_HBM", "", "memory of one virtual chip, for example 16G (default: 3/4 of RAM)")
