@@ -58,6 +58,6 @@ def explain() -> str:
 
 
 def dump(folder: str | os.PathLike[str] | None) -> None:
-    """Writes every graph compiled from now on to a folder, as StableHLO (`.stablehlo.mlir`) and as the HLO that XLA
-    made of it (`.hlo.txt`); None stops it."""
+    """Writes every graph compiled from now on to a folder: its FX nodes (`.fx.txt`), its StableHLO (`.stablehlo.mlir`),
+    and the HLO that XLA made of it (`.hlo.txt`). None stops it."""
     executable.dump_to(folder)

@@ -176,6 +176,7 @@ class Segment:
                          if self.options.donate and not buffers[index].shared})
         program_ = executable.build(program, avals, self.name, donate, self.options.xla, graph=True,
                                     replicas=collectives.replicas(self.scope), cause=cause)
+        executable.dump(self.name, "fx.txt", "".join(f"{node.format_node()}\n" for node in (*self.inputs, *self.nodes)))
         return Bound(program_, list(makers), list(replays), list(written))
 
 

@@ -95,11 +95,11 @@ def dump_to(folder: str | os.PathLike[str] | None) -> None:
         _dump_to.mkdir(parents=True, exist_ok=True)
 
 
-def _dump(name: str, module: Any, loaded: Any) -> None:
-    assert _dump_to is not None
-    stem = f"{len(STATISTICS.graphs) - 1:03}-" + re.sub(r"[^\w.-]+", "_", name)
-    (_dump_to / f"{stem}.stablehlo.mlir").write_bytes(jax_door.module_bytes(module))
-    (_dump_to / f"{stem}.hlo.txt").write_text(loaded.get_hlo_text())
+def dump(name: str, kind: str, text: str | bytes) -> None:
+    """Writes a text of the graph that was compiled last to that folder, if there is one."""
+    if _dump_to is not None:
+        stem = f"{len(STATISTICS.graphs) - 1:03}-" + re.sub(r"[^\w.-]+", "_", name)
+        (_dump_to / f"{stem}.{kind}").write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
 @functools.cache
@@ -245,7 +245,8 @@ def _compile(module: Any, results: Sequence[Any], name: str, trace_s: float, don
     if graph:
         STATISTICS.graphs.append(CompileRecord(name, trace_s, done - begin, source, cause))
         if _dump_to is not None:
-            _dump(name, module, loaded)
+            dump(name, "stablehlo.mlir", jax_door.module_bytes(module))
+            dump(name, "hlo.txt", loaded.get_hlo_text())
     if config.logs("compile"):
         print(f"torch_tpu: {source} {name}: trace {trace_s:.2f} s, XLA {done - begin:.2f} s", file=sys.stderr)
     return Executable(loaded, jax_door.outputs(results, device), name, donates)
