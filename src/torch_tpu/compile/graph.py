@@ -6,6 +6,7 @@ counted) between two segments.
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from ..eager import random
 from ..lowering import context, promotion, strided
 from ..runtime import client, dtypes, executable, jax_door, transfer
 from ..tensor import buffer
-from . import causes, lower
+from . import causes, lower, rewrite
 from .options import Options
 
 Tensor = torch.Tensor
@@ -51,8 +52,12 @@ class Segment:
         # In graph order: the program's text, and so its key in the disk cache, must not depend on hashes.
         self.mutated = list(dict.fromkeys(lower.argument(node, 0) for node in nodes if lower.is_mutation(node)))
         self.mutated_at = [inputs.index(node) for node in self.mutated]
+        self.rows_at = [inputs.index(node) for node in self.mutated if any(rewrite.writes_rows(u) for u in node.users)]
         self.mutations = [node for node in nodes if lower.is_mutation(node)]
         self.material, self.shared = self._share(outputs)
+        # What must have a value: the results, and the sizes in the view operators that make the shared ones.
+        self.roots = [*self.material, *(n for _, chain in self.shared.values() for step in chain
+                                        for n in step.all_input_nodes)]
         # With fixed sizes, Dynamo's guards have checked them; only offsets and memory remain to be compared.
         self.fixed = all(_fixed(node) for node in inputs)
         self.scope = collectives.scope(nodes)
@@ -105,6 +110,8 @@ class Segment:
         full = (context.key(), shared, *key)
         bound = self.cache.get(full)
         if bound is None:
+            if self._drop_leading_ones(values):
+                return self(given)
             cause = self.cause
             if self.cache:
                 cause = causes.of_sizes(self.inputs, self.last, key, self.name, len(self.cache))
@@ -130,6 +137,16 @@ class Segment:
                 made[replay.node] = replay(roots[replay.root])
         return [made[node] for node in self.outputs]
 
+    def _drop_leading_ones(self, values: list[Any]) -> bool:
+        """Lays caches that are written row by row without their leading dimensions of one, in place; whether there
+        were any. XLA:CPU (jaxlib 0.10.2) takes those from the operands of a product, and to do so copies the whole
+        cache before each row it writes."""
+        held = [buffer.of(values[position]) for position in self.rows_at]
+        found = [each for each in held if each is not None and each.shape[:1] == (1,) and len(each.shape) > 1]
+        for each in found:
+            each.rebind(_without_leading_ones(each.kind, each.shared)([each.array()])[0])
+        return bool(found)
+
     def _build(self, values: list[Any], buffers: list[buffer.Buffer], memo: dict[int, int], cause: str) -> Bound:
         windows: list[Any] = []
         for value in values:
@@ -154,7 +171,7 @@ class Segment:
             for node, value, window in zip(self.inputs, values, windows):
                 environment[node] = value if window is None else strided.read(arrays[window[0]], window[1], window[2])
             run = lower.Run(environment, keys, self.scope)
-            run.nodes(self.nodes)
+            run.nodes(self.nodes, self.roots)
             results: list[Any] = []
             for node in self.material:
                 makers.append(_maker(environment[node], node, results))
@@ -178,6 +195,15 @@ class Segment:
                                     replicas=collectives.replicas(self.scope), cause=cause)
         executable.dump(self.name, "fx.txt", "".join(f"{node.format_node()}\n" for node in (*self.inputs, *self.nodes)))
         return Bound(program_, list(makers), list(replays), list(written))
+
+
+@functools.cache
+def _without_leading_ones(kind: buffer.Kind, shared: bool) -> executable.Executable:
+    shape = kind.shape
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return executable.build(lambda x: [x.reshape(shape)], [jax.ShapeDtypeStruct(kind.shape, kind.dtype)],
+                            "layout of a cache", [] if shared else [0])
 
 
 def _fixed(node: Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from ..distributed import graph as collectives
 from ..lowering import promotion, strided, table
 from ..runtime import dtypes
 from ..tensor import buffer
+from . import rewrite
 
 Node = torch.fx.Node
 aten = torch.ops.aten
@@ -143,6 +145,11 @@ def run_eagerly(node: Node, environment: dict[Node, Any]) -> Any:
     return target(*args, **kwargs)
 
 
+def _runs_anyway(node: Node) -> bool:
+    """Whether leaving the node out would be noticed though nobody uses its result."""
+    return is_mutation(node) or is_random(node) or collectives.is_collective(node)
+
+
 class Run:
     """One pass over the nodes of a segment."""
 
@@ -153,8 +160,9 @@ class Run:
         self.drawn = 0
         self.mutations: dict[Node, Any] = {}
 
-    def nodes(self, nodes: list[Node]) -> None:
-        for node in nodes:
+    def nodes(self, nodes: list[Node], roots: Sequence[Node]) -> None:
+        """Runs what `roots` and the mutations need."""
+        for node in rewrite.needed(nodes, roots, _runs_anyway):
             try:
                 self.environment[node] = self._node(node)
             except (TypeError, ValueError, IndexError, NotImplementedError) as error:
@@ -171,6 +179,9 @@ class Run:
 
     def _node(self, node: Node) -> Any:
         target: Any = node.target
+        better = rewrite.find(node)
+        if better is not None:
+            return _typed(better.compute(*(self.environment[n] for n in better.inputs)), node.meta.get("val"))
         if target is operator.getitem:
             return self.environment[argument(node, 0)][argument(node, 1)]
         args = [self._value(a) for a in node.args]

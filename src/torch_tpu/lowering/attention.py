@@ -36,14 +36,27 @@ def _fold_mask(mask, lead, all_heads, heads):
     return mask.reshape(batch_size, *split, rows, columns)
 
 
+def _rows(x):
+    """(B, K, G, L, x) -> (B, K, G*L, x): to XLA the plainest of batched products, which it need not transpose."""
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
 def _product(a, b, contract):
-    """a (B, K, G, L, x) with b (B, K, M, y), or y like a; batched over B and K."""
-    return dot(a, b, contract, ((0, 1), (0, 1)))
+    """a (B, K, G, L, x) with b (B, K, M, N), batched over B and K: a's last dimension with one of b's."""
+    result = (*a.shape[:-1], b.shape[5 - contract])
+    if a.shape[0] == 1:  # a cache is laid out so (compile/graph.py)
+        return dot(_rows(a)[0], b[0], ((2,), (contract - 1,)), ((0,), (0,))).reshape(result)
+    return dot(_rows(a), b, ((3,), (contract,)), ((0, 1), (0, 1))).reshape(result)
+
+
+def _product_of_rows(a, b):
+    """(B, K, x, y): a (B, K, G, L, x) with b (B, K, G, L, y), summed over G and L."""
+    return dot(_rows(a), _rows(b), ((2,), (2,)), ((0, 1), (0, 1)))
 
 
 def _scores(q, k, mask, scale, is_causal, first_row):
     """(B, K, G, Lq, Lk): scaled, masked with -inf."""
-    scores = _product(q, k, ((4,), (3,)))
+    scores = _product(q, k, 3)
     scores = scores * jnp.asarray(scale, scores.dtype)
     if is_causal:
         rows = first_row + lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 0)
@@ -67,7 +80,7 @@ def _attend(q, k, v, mask, keep, dropout_p, is_causal, scale, first_row):
     if keep is not None:
         weights = jnp.where(keep, weights, jnp.zeros((), weights.dtype)) / (1 - dropout_p) if dropout_p < 1 \
             else jnp.zeros_like(weights)
-    out = _product(weights.astype(v.dtype), v, ((4,), (2,)))
+    out = _product(weights.astype(v.dtype), v, 2)
     return out / jnp.where(total == 0, jnp.ones((), total.dtype), total), logsumexp
 
 
@@ -75,19 +88,19 @@ def _gradients(grad, q, k, v, out, logsumexp, mask, keep, dropout_p, is_causal, 
     """Of query, key, value and scores, in the accumulation type."""
     scores = _scores(q, k, mask, scale, is_causal, first_row)
     weights = jnp.exp(scores - _finite(logsumexp)[..., None])
-    d_weights = _product(grad, v, ((4,), (3,)))
+    d_weights = _product(grad, v, 3)
     dropped = weights
     if keep is not None:
         factor = keep.astype(weights.dtype) / (1 - dropout_p) if dropout_p < 1 else jnp.zeros_like(weights)
         dropped, d_weights = weights * factor, d_weights * factor
     wide = d_weights.dtype
-    dv = _product(dropped.astype(grad.dtype), grad, ((2, 3), (2, 3)))
+    dv = _product_of_rows(dropped.astype(grad.dtype), grad)
     delta = jnp.sum(grad.astype(wide) * out.astype(wide), -1, keepdims=True)
     d_scores = weights * (d_weights - delta)
     narrow = d_scores.astype(q.dtype)
     factor = jnp.asarray(scale, wide)
-    dq = _product(narrow, k, ((4,), (2,))) * factor
-    dk = _product(narrow, q, ((2, 3), (2, 3))) * factor
+    dq = _product(narrow, k, 2) * factor
+    dk = _product_of_rows(narrow, q) * factor
     return dq, dk, dv, d_scores
 
 
