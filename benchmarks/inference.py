@@ -21,8 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-if os.environ.get("OMP_WAIT_POLICY") != "PASSIVE":
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+if os.environ.get("OMP_WAIT_POLICY") != "PASSIVE" or os.environ.get("TQDM_DISABLE") != "1":
+    os.environ.update(OMP_WAIT_POLICY="PASSIVE", TQDM_DISABLE="1")
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
 import jax
@@ -35,7 +35,7 @@ from transformers.utils import logging
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 CACHE = 1024
-DECODED = 8  # tokens a round
+DECODED = 32  # tokens a round
 
 
 def smollm2(dtype: torch.dtype) -> torch.nn.Module:
@@ -142,7 +142,7 @@ def bandwidth() -> float:
 
 def measure(name: str, dtype: torch.dtype, peers: list[str], rounds: int) -> None:
     make = {"smollm2": smollm2, "qwen3": qwen3}[name]
-    torch.tpu.synchronize()
+    torch._dynamo.reset()
     running: dict[str, Any] = {}
     prompts = {n: torch.randint(0, 30000, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (128, 512)}
     first: dict[str, float] = {}

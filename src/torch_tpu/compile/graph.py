@@ -38,6 +38,16 @@ class Bound:
     written: list[tuple[int, int]]  # (buffer index, output index)
 
 
+@dataclass
+class Usual:
+    """How the inputs of the last call lay in memory, each in a buffer of its own, and the executable for that."""
+
+    bound: Bound
+    context: tuple[object, ...]
+    kinds: list[buffer.Kind]
+    offsets: list[int]
+
+
 class Segment:
     """A run of nodes that becomes one executable."""
 
@@ -63,6 +73,7 @@ class Segment:
         self.scope = collectives.scope(nodes)
         self.cache: dict[Any, Bound] = {}
         self.cause = cause
+        self.usual: Usual | None = None
         self.last: list[Any] = []
 
     def _share(self, outputs: list[Node]) -> tuple[list[Node], dict[Node, tuple[Node, list[Node]]]]:
@@ -82,7 +93,10 @@ class Segment:
         return material, shared
 
     def __call__(self, values: list[Any]) -> list[Any]:
-        buffers: list[buffer.Buffer] = []
+        buffers = self._as_before(values)
+        if buffers is not None:
+            return self._launch(self.usual.bound, values, values, buffers)  # type: ignore[union-attr]
+        buffers = []
         memo: dict[int, int] = {}
         key: list[Any] = []
         moved: list[Any] | None = None
@@ -117,6 +131,28 @@ class Segment:
                 cause = causes.of_sizes(self.inputs, self.last, key, self.name, len(self.cache))
             bound = self.cache[full] = self._build(values, buffers, memo, cause)
             self.last = key
+        if self.fixed and moved is None and not shared and len(buffers) == len(values):
+            self.usual = Usual(bound, context.key(), [held.kind for held in buffers],
+                               [value.storage_offset() for value in values])
+        return self._launch(bound, given, values, buffers)
+
+    def _as_before(self, values: list[Any]) -> list[buffer.Buffer] | None:
+        """The buffers of the values if these lie in memory as those of the last call did, which is soon seen."""
+        usual = self.usual
+        if usual is None:
+            return None
+        try:
+            buffers = [value.untyped_storage()._tpu_buffer for value in values]
+        except AttributeError:  # not a tensor, or not on the device
+            return None
+        same = ([held.kind for held in buffers] == usual.kinds
+                and [value.storage_offset() for value in values] == usual.offsets
+                and len({*buffers}) == len(buffers) and usual.context == context.key()
+                and not any(buffers[position].shared for position in self.mutated_at))
+        return buffers if same else None
+
+    def _launch(self, bound: Bound, given: list[Any], values: list[Any], buffers: list[buffer.Buffer]) -> list[Any]:
+        """Runs an executable; `values` are the given ones on the device."""
         arrays = [held.array() for held in buffers]
         if self.keys:
             arrays.append(jax_door.put(random.draw(None, self.keys), client.get().device))
@@ -126,7 +162,7 @@ class Segment:
             outputs = collectives.launch(self.scope, self.name, bound.program, arrays)
         for index, position in bound.written:
             buffers[index].rebind(outputs[position])
-        if moved is not None:
+        if given is not values:
             for position in self.mutated_at:
                 if given[position] is not values[position]:  # a CPU tensor, an optimizer's step count for one
                     given[position].copy_(values[position])

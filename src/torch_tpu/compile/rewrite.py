@@ -34,7 +34,7 @@ class Rewrite:
 
 def find(node: Node) -> Rewrite | None:
     """The rewrite of a node, or None."""
-    rule = _RULES.get(node.target) if node.op == "call_function" else None
+    rule = _RULES.get(str(node.target)) if node.op == "call_function" else None
     return rule(node) if rule is not None else None
 
 
@@ -173,7 +173,7 @@ def _index_copy(node: Node) -> Rewrite | None:
     return Rewrite(tuple(inputs), compute)
 
 
-_RULES: dict[Any, Callable[[Node], Rewrite | None]] = {
-    torch.ops.tpu.sdpa.default: _attention,
-    aten.index_copy.default: _index_copy,
+_RULES: dict[str, Callable[[Node], Rewrite | None]] = {
+    "tpu.sdpa.default": _attention,
+    "aten.index_copy.default": _index_copy,
 }
