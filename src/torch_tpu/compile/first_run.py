@@ -26,7 +26,7 @@ from ..tensor import buffer
 from . import capture, compile_doors, results, symbol, tape, variant
 from .capture import External, HostInput, Recorder, Traced
 from .tape import Value
-from .variant import Gradient, Groups, ModuleState, Variant
+from .variant import Gradient, Groups, Modules, ModuleState, Variant
 
 if TYPE_CHECKING:
     from .step import CompiledStep
@@ -62,14 +62,15 @@ class Run:
                 self.number_sources.append(functools.partial(lambda at, given: given[at], position))
         args, kwargs = pytree.tree_unflatten(flat, pytree.tree_flatten((self.args, self.kwargs))[1])
         try:
-            with self._around(), capture.Watch(recorder), recorder:
-                before = _host_random()
-                result = [self.step._function(*args, **kwargs)]
-                if _host_random() != before:
-                    raise errors.CaptureError(
-                        "the step draws random numbers on the host (Python's random, or NumPy's): every step would use "
-                        "the same. Draw them outside and pass them, or on the device")
-            return self._finish(result, closure)
+            with _only_new_garbage():
+                with self._around(), capture.Watch(recorder), recorder:
+                    before = _host_random()
+                    result = [self.step._function(*args, **kwargs)]
+                    if _host_random() != before:
+                        raise errors.CaptureError(
+                            "the step draws random numbers on the host (Python's random, or NumPy's): every step would "
+                            "use the same. Draw them outside and pass them, or on the device")
+                return self._finish(result, closure)
         except BaseException:
             self._undo()
             raise
@@ -274,7 +275,7 @@ class Run:
             [(p, at + offset if at >= 0 else at, strides) for p, at, strides in grads],
             [(parameter, before is not None) for parameter, before in recorder.leaves.values()],
             [], lambda outputs, flat: returned(outputs, flat, offset), list(self.groups.values()),
-            list(self.modules.values()), self._layouts(), self._host_values(),
+            Modules(self.modules.values()), self._layouts(), self._host_values(),
             recorder.assumptions, closure,
             [e.tensor for e in recorder.externals.values() if e.value is not e.first and not any(
                 isinstance(leaf, Tensor) and buffer.of(leaf) is e.buffer for leaf in self.flat)],
@@ -346,6 +347,19 @@ class Run:
     def _layouts(self) -> list[tuple[Tensor, tuple[int, ...], tuple[int, ...], bool, tuple[int, int]]]:
         return [(p, tuple(p.shape), p.stride(), p.requires_grad, variant.hooks(p))
                 for p, _ in self.recorder.leaves.values()]
+
+
+@contextmanager
+def _only_new_garbage() -> Iterator[None]:
+    """Collections look only at objects made since: a full one takes longer than a capture."""
+    if gc.get_freeze_count():  # somebody else's
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _host_random() -> Any:

@@ -6,7 +6,6 @@ counted) between two segments.
 
 from __future__ import annotations
 
-import functools
 import operator
 import warnings
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from ..eager import random
 from ..lowering import context, promotion, strided
 from ..runtime import client, dtypes, executable, jax_door, transfer
 from ..tensor import buffer
-from . import causes, lower, rewrite
+from . import cache_layout, causes, lower, rewrite
 from .options import Options
 
 Tensor = torch.Tensor
@@ -124,7 +123,7 @@ class Segment:
         full = (context.key(), shared, *key)
         bound = self.cache.get(full)
         if bound is None:
-            if self._drop_leading_ones(values):
+            if cache_layout.drop_leading_ones(buffer.of(values[position]) for position in self.rows_at):
                 return self(given)
             cause = self.cause
             if self.cache:
@@ -172,16 +171,6 @@ class Segment:
             for replay in bound.replays:
                 made[replay.node] = replay(roots[replay.root])
         return [made[node] for node in self.outputs]
-
-    def _drop_leading_ones(self, values: list[Any]) -> bool:
-        """Lays caches that are written row by row without their leading dimensions of one, in place; whether there
-        were any. XLA:CPU (jaxlib 0.10.2) takes those from the operands of a product, and to do so copies the whole
-        cache before each row it writes."""
-        held = [buffer.of(values[position]) for position in self.rows_at]
-        found = [each for each in held if each is not None and each.shape[:1] == (1,) and len(each.shape) > 1]
-        for each in found:
-            each.rebind(_without_leading_ones(each.kind, each.shared)([each.array()])[0])
-        return bool(found)
 
     def _build(self, values: list[Any], buffers: list[buffer.Buffer], memo: dict[int, int], cause: str) -> Bound:
         windows: list[Any] = []
@@ -231,15 +220,6 @@ class Segment:
                                     replicas=collectives.replicas(self.scope), cause=cause)
         executable.dump(self.name, "fx.txt", "".join(f"{node.format_node()}\n" for node in (*self.inputs, *self.nodes)))
         return Bound(program_, list(makers), list(replays), list(written))
-
-
-@functools.cache
-def _without_leading_ones(kind: buffer.Kind, shared: bool) -> executable.Executable:
-    shape = kind.shape
-    while len(shape) > 1 and shape[0] == 1:
-        shape = shape[1:]
-    return executable.build(lambda x: [x.reshape(shape)], [jax.ShapeDtypeStruct(kind.shape, kind.dtype)],
-                            "layout of a cache", [] if shared else [0])
 
 
 def _fixed(node: Node) -> bool:

@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import torch
-from jax import lax
 
-from ..lowering import attention, promotion
+from ..lowering import attention, scatter
 from ..lowering.axes import dim_of
 
 Node = torch.fx.Node
@@ -142,9 +140,9 @@ def _first_of_range(node: Any, count: int) -> Any:
 
 
 def _index_copy(node: Node) -> Rewrite | None:
-    """Rows that follow each other are written without a scatter. A write that reaches outside, where eager mode raises,
-    leaves NaN."""
+    """Rows that follow each other are written without a scatter."""
     target, dim, index, source = node.args
+    assert isinstance(target, Node) and isinstance(source, Node)
     into, rows = _shape(target), _shape(source)
     if not into or rows is None or len(into) != len(rows) or not isinstance(dim, int):
         return None
@@ -155,22 +153,9 @@ def _index_copy(node: Node) -> Rewrite | None:
     first = _first_of_range(index, count)
     if first is None:
         return None
-    inputs: list[Any] = [target, source]
     if isinstance(first, Node):
-        inputs.append(first)
-
-    ones = next((d for d, n in enumerate(into[:dim]) if n != 1), dim)  # leading dimensions of one stay out of the write
-
-    def compute(whole: Any, part: Any, start: Any = first) -> Any:
-        start, part = jnp.asarray(start).reshape(()), promotion.cast(part, whole.dtype)
-        place = jnp.clip(start, 0, into[dim] - count)
-        if jnp.issubdtype(whole.dtype, jnp.inexact):
-            part = jnp.where(place == start, part, jnp.nan)
-        written = lax.dynamic_update_slice_in_dim(whole.reshape(into[ones:]), part.reshape(rows[ones:]), place,
-                                                  dim - ones)
-        return written.reshape(into)
-
-    return Rewrite(tuple(inputs), compute)
+        return Rewrite((target, source, first), lambda whole, rows, start: scatter.write_rows(whole, rows, start, dim))
+    return Rewrite((target, source), lambda whole, rows: scatter.write_rows(whole, rows, first, dim))
 
 
 _RULES: dict[str, Callable[[Node], Rewrite | None]] = {

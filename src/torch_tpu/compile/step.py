@@ -35,8 +35,10 @@ _CAPTURES_BEFORE_WARNING = 8
 class CompiledStep:
     """What torch.tpu.compile_step returns. Call it as the function it was made from."""
 
-    def __init__(self, function: Callable[..., Any], name: str, xla: dict[str, Any], donate: bool) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, xla: dict[str, Any], donate: bool,
+                 many: bool = False) -> None:
         functools.update_wrapper(self, function, updated=())
+        self._many = many  # many programs are expected
         self._function = function
         self.name = name or f"{getattr(function, '__name__', type(function).__name__)}.step{next(_counter)}"
         self._xla = xla
@@ -140,7 +142,7 @@ class CompiledStep:
         known = self._variants.setdefault(key, [])
         previous = [other for others in self._variants.values() for other in others]
         expected = bool(known) and known[0].began and known[0].calls == 1  # the first step sets up state
-        if made and before and not expected:
+        if made and before and not expected and not self._many:
             warnings.warn(f"torch.tpu.compile_step: {self.name} was compiled again (program {before + 1}): {cause}",
                           RuntimeWarning, stacklevel=3)
         if variant.once and any(other.once and other.signature == variant.signature
@@ -152,7 +154,7 @@ class CompiledStep:
         known[:] = [other for other in known if not (other.once and other.calls) and not other.stale()]
         known.insert(0, variant)
         del known[_CAPTURES_BEFORE_WARNING:]
-        if self._captures - len(self._variants) == _CAPTURES_BEFORE_WARNING and not made:
+        if self._captures - len(self._variants) == _CAPTURES_BEFORE_WARNING and not made and not self._many:
             warnings.warn(f"torch.tpu.compile_step: the Python code of {self.name} has run {self._captures} times: "
                           f"{why}. It runs again whenever what it depends on changes", RuntimeWarning, stacklevel=3)
         return result

@@ -17,7 +17,7 @@ from ..eager.plan import Plan
 from ..lowering import promotion, strided, table
 from ..runtime import dtypes, executable, jax_door
 from ..tensor import buffer
-from . import symbol
+from . import symbol, tape_rewrite
 
 
 class Value:
@@ -193,11 +193,12 @@ class Tape:
         """
         alive: set[int] = set()
         wanted = {id(value) for _, value in updated} | {id(value) for value in outputs}
-        for entry in reversed(self.entries):
+        recorded = [tape_rewrite.better(entry) for entry in self.entries]
+        for entry in reversed(recorded):
             if any(id(value) in wanted for value in entry.made) and not all(v in adopted for v in entry.made):
                 alive.add(id(entry))
                 wanted |= {id(value) for value in entry.sources()}
-        entries = [entry for entry in self.entries if id(entry) in alive]
+        entries = [entry for entry in recorded if id(entry) in alive]
         inputs: dict[Value, None] = {}
         literals: dict[Value, None] = {}
 

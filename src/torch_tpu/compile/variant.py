@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,29 +65,67 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.training = module.training
-        self.hooks = len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
-        self.parts = [(place, dict(place)) for place in (module._parameters, module._buffers, module._modules)]
+        self.hooks = [(place, list(place.values())) for place in (
+            module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)]
+        self.parts = [(place, list(place), list(place.values()))
+                      for place in (module._parameters, module._buffers, module._modules)]
         # Numbers and switches that forward may look at, such as a dropout rate.
-        self.settings = [(name, value) for name, value in module.__dict__.items()
-                         if type(value) in (bool, int, float, str) and name != "training"]
+        names = [name for name, value in module.__dict__.items()
+                 if type(value) in (bool, int, float, str) and name != "training"]
+        self.names = names
+        self.read = operator.itemgetter(*names) if names else None
+        self.settings = self.read(module.__dict__) if self.read is not None else None
 
     def changed(self) -> str | None:
-        module = self.module
-        if module.training is not self.training:
-            return f"{type(module).__name__}.training changed"
-        if len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks) != self.hooks:
-            return f"{type(module).__name__} has other hooks"
-        now = module.__dict__
-        for name, value in self.settings:
-            if now.get(name) != value:
-                return f"{type(module).__name__}.{name} changed"
-        for place, before in self.parts:
-            if len(place) != len(before):
-                return f"{type(module).__name__} has other parts"
-            for name, value in before.items():
-                if place.get(name) is not value:
-                    return f"{type(module).__name__}.{name} is another object"
+        """What is another now."""
+        kind = type(self.module).__name__
+        if self.module.training is not self.training:
+            return f"{kind}.training changed"
+        if any(not _same(place, values) for place, values in self.hooks):
+            return f"{kind} has other hooks"
+        for place, names, values in self.parts:
+            if list(place) != names:
+                return f"{kind} has other parts"
+            for name, value in zip(names, values):
+                if place[name] is not value:
+                    return f"{kind}.{name} is another object"
+        before = (self.settings,) if len(self.names) == 1 else self.settings or ()
+        for name, value in zip(self.names, before):
+            if self.module.__dict__.get(name, _MISSING) != value:
+                return f"{kind}.{name} changed"
         return None
+
+
+class Modules:
+    """All modules that a step's code went through; soon compared."""
+
+    def __init__(self, states: Iterable[ModuleState]) -> None:
+        self.states = list(states)
+        self.modules = [state.module for state in self.states]
+        self.training = [state.training for state in self.states]
+        places: list[tuple[dict[Any, Any], list[Any]]]
+        places = [(place, values) for state in self.states for place, values in state.hooks]
+        places += [(place, values) for state in self.states for place, _, values in state.parts]
+        self.empty = [place for place, values in places if not values]
+        self.filled = [(place, values) for place, values in places if values]
+        self.settings = [(state.read, state.module.__dict__, state.settings) for state in self.states
+                         if state.read is not None]
+
+    def changed(self) -> str | None:
+        """Which module is another now, and how; None when none is."""
+        try:
+            same = ([module.training for module in self.modules] == self.training and not any(self.empty)
+                    and all(_same(place, values) for place, values in self.filled)
+                    and all(read(now) == before for read, now, before in self.settings))
+        except KeyError:  # an attribute is gone
+            same = False
+        if same:
+            return None
+        return next((reason for state in self.states if (reason := state.changed()) is not None), None)
+
+
+def _same(place: dict[Any, Any], values: list[Any]) -> bool:
+    return len(place) == len(values) and all(map(operator.is_, place.values(), values))
 
 
 def hooks(tensor: Any) -> tuple[int, int]:
@@ -113,7 +152,7 @@ class Variant:
     kept: list[tuple[Any, int]]  # storages that outlive the step, which output
     returned: Callable[[list[Any], list[Any]], Any]
     groups: list[Groups]
-    modules: list[ModuleState]
+    modules: Modules
     layouts: list[tuple[Tensor, tuple[int, ...], tuple[int, ...], bool, tuple[int, int]]]
     host_values: list[tuple[Any, Any]]
     assumptions: list[tuple[symbol.Expression, Any]]
@@ -155,10 +194,9 @@ class Variant:
         for parameter, had in self.leaves:
             if (parameter.grad is not None) != had:
                 return "a gradient is there that was not, or the other way round"
-        for module in self.modules:
-            changed = module.changed()
-            if changed is not None:
-                return changed
+        changed = self.modules.changed()
+        if changed is not None:
+            return changed
         for tensor, sizes, strides, needs, seen in self.layouts:
             if tensor.shape != sizes or tensor.stride() != strides or tensor.requires_grad is not needs \
                     or hooks(tensor) != seen:

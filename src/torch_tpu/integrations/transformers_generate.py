@@ -2,10 +2,11 @@
 run operator by operator, and every length of the cache another decode program.
 
 Here the cache's length is rounded up, and the prompt is padded on the right to a bucket and prefilled by a compiled
-program. The result is that of the unpadded prompt: under the causal mask no token sees the padding, whose keys and
-values are overwritten by the tokens generated later, before any of them attends to these slots. Only caches of plain
-full attention are treated so; a model with sliding windows, linear attention or an encoder prefills as Transformers
-does it. TORCH_TPU_BUCKETS=off leaves `generate` as it is.
+program; prefill and decode are captured without Dynamo where that serves (transformers_forward.py). The result is that
+of the unpadded prompt: under the causal mask no token sees the padding, whose keys and values are overwritten by the
+tokens generated later, before any of them attends to these slots. Only caches of plain full attention are treated so; a
+model with sliding windows, linear attention or an encoder prefills as Transformers does it. TORCH_TPU_BUCKETS=off
+leaves `generate` as it is.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CACHE_BATCH = 4
 
 def install() -> None:
     on_import.after("transformers.generation.utils", _adapt)
+    on_import.after("transformers.modeling_utils", _adapt_decoding)
 
 
 def bucket(length: int) -> int:
@@ -65,6 +67,30 @@ def _adapt(module: ModuleType) -> None:
 
     mixin._prepare_static_cache = _prepare_static_cache
     mixin._prefill = _prefill
+
+
+def _adapt_decoding(module: ModuleType) -> None:
+    kind = module.PreTrainedModel
+    if not hasattr(kind, "get_compiled_call"):
+        return
+    get_compiled_call = kind.get_compiled_call
+
+    @functools.wraps(get_compiled_call)
+    def compiled(self: Any, compile_config: Any) -> Any:
+        if not _ours(self) or not _default(self, compile_config):
+            return get_compiled_call(self, compile_config)
+
+        def traced(*args: Any, **inputs: Any) -> Any:
+            return get_compiled_call(self, compile_config)(*args, **inputs)
+
+        return _captured(self, "decode", traced)
+
+    kind.get_compiled_call = compiled
+
+
+def _default(model: Any, settings: Any) -> bool:
+    """Whether compilation was asked for without a setting of Dynamo's."""
+    return settings is None or settings == model._default_compile_config()
 
 
 def _ours(model: Any) -> bool:
@@ -118,10 +144,6 @@ def _padded(model: Any, ids: torch.Tensor, given: dict[str, Any]) -> Any:
             given["position_ids"] = torch.cat([given["position_ids"], last], dim=1)
     inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=None, is_first_iteration=True, **given)
     inputs["logits_to_keep"] = torch.tensor([length - 1], device=ids.device)
-    for name, dimension in (("input_ids", 1), ("position_ids", 1), ("attention_mask", 2)):
-        value = inputs.get(name)
-        if isinstance(value, torch.Tensor) and value.dim() > dimension and value.shape[dimension] == ids.shape[1]:
-            torch._dynamo.maybe_mark_dynamic(value, dimension)  # traced once for all buckets
     outputs = _program(model)(**inputs, return_dict=True)
     if extra:
         cache.crop(-extra)
@@ -130,9 +152,26 @@ def _padded(model: Any, ids: torch.Tensor, given: dict[str, Any]) -> Any:
 
 def _program(model: Any) -> Any:
     """The model's forward, compiled for prefill; one executable a bucket."""
-    found = model.__dict__.get("_tpu_prefill")
+    def traced(**inputs: Any) -> Any:
+        found = model.__dict__.get("_tpu_traced_prefill")
+        if found is None:
+            found = model.__dict__["_tpu_traced_prefill"] = torch.compile(
+                model.__call__, backend="tpu", dynamic=False, recompile_limit=64,  # type: ignore[call-overload]
+                isolate_recompiles=True)
+        length = inputs["input_ids"].shape[1]
+        for name, dimension in (("input_ids", 1), ("position_ids", 1), ("attention_mask", 2)):
+            value = inputs.get(name)
+            if isinstance(value, torch.Tensor) and value.dim() > dimension and value.shape[dimension] == length:
+                torch._dynamo.maybe_mark_dynamic(value, dimension)  # traced once for all buckets
+        return found(**inputs)
+
+    return _captured(model, "prefill", traced)
+
+
+def _captured(model: Any, name: str, otherwise: Any) -> Any:
+    from .transformers_forward import Forward
+
+    found = model.__dict__.get(f"_tpu_{name}")
     if found is None:
-        found = torch.compile(model.__call__, backend="tpu", dynamic=False, recompile_limit=64,  # type: ignore
-                              isolate_recompiles=True)
-        model.__dict__["_tpu_prefill"] = found
+        found = model.__dict__[f"_tpu_{name}"] = Forward(model, name, otherwise)
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from . import promotion
 from .axes import along, at_least_1d, corner, dim_of, grid, narrow, wrap
@@ -81,6 +82,20 @@ def unsafe_masked_index_put_accumulate(self, mask, indices, values):
 def index_copy(self, dim, index, source):
     whole, where, source = _along(self, dim, index, source)
     return whole.at[where].set(source, mode="drop", wrap_negative_indices=False).reshape(self.shape)
+
+
+def write_rows(self, source, start, dim):
+    """self with the rows start, start + 1, ... along `dim` replaced by `source`: index_copy without a scatter. A write
+    that reaches outside, where eager mode raises, leaves NaN. Leading dimensions of one stay out of the update, since
+    XLA:CPU takes them from the operands of a product that reads the result, and copies it whole for that."""
+    start, source = jnp.asarray(start).reshape(()), promotion.cast(source, self.dtype)
+    place = jnp.clip(start, 0, self.shape[dim] - source.shape[dim])
+    if jnp.issubdtype(self.dtype, jnp.inexact):
+        source = jnp.where(place == start, source, jnp.nan)
+    ones = next((d for d, n in enumerate(self.shape[:dim]) if n != 1), dim)
+    written = lax.dynamic_update_slice_in_dim(self.reshape(self.shape[ones:]), source.reshape(source.shape[ones:]),
+                                              place, dim - ones)
+    return written.reshape(self.shape)
 
 
 @lowering("aten.index_add.default")
