@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -102,28 +103,36 @@ def test_sampling_follows_the_seed(family):
     assert not torch.equal(outs[0], outs[2])
 
 
-def test_static_decode_is_one_graph_that_updates_the_cache_in_place():
-    """K and V of every layer are donated: the optimised program aliases them to its outputs."""
-    from torch_tpu.compile import graph
-
-    model = families.make("llama").to("tpu")
-    start = families.prompt("llama")
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    made: list[graph.Segment] = []
-    before = graph.Segment._build
-
-    def build(self, *args):
-        made.append(self)
-        return before(self, *args)
-
-    graph.Segment._build = build
+def _static_programs(folder, model, start):
+    """What a `generate` with a static cache compiles: the optimised HLO of each program, by name."""
+    torch.tpu.compiler.dump(folder)
     try:
         model.generate(**start, max_new_tokens=6, min_new_tokens=6, do_sample=False, cache_implementation="static")
     finally:
-        graph.Segment._build = before
-    assert not torch._dynamo.utils.counters["graph_break"]
-    decode = made[-1]
-    assert len(decode.mutated) == 3 * model.config.num_hidden_layers  # keys, values, length
-    bound = next(iter(decode.cache.values()))
-    assert bound.program.hlo().count("may-alias") + bound.program.hlo().count("must-alias") >= len(decode.mutated)
+        torch.tpu.compiler.dump(None)
+    return {path.name[4:-len(".hlo.txt")]: path.read_text() for path in sorted(folder.glob("*.hlo.txt"))}
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["captured", "dynamo"])
+def test_static_decode_is_one_program_that_updates_the_cache_in_place(tmp_path, traced):
+    """Keys, values and length of every layer are donated: the optimised program aliases them to its outputs, and copies
+    no cache, nor repeats its heads for the queries that share them."""
+    from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
+
+    torch._dynamo.reset()
+    config = LlamaConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+                         num_key_value_heads=2, vocab_size=100, max_position_embeddings=2048)
+    model = LlamaForCausalLM(config).eval().to("tpu")
+    start = {"input_ids": torch.tensor([[5, 6, 7]], device="tpu")}
+    if traced:
+        model.generation_config.compile_config = CompileConfig(backend="tpu", dynamic=False, mode="default",
+                                                               fullgraph=True)
+    programs = _static_programs(tmp_path, model, start)
+    decode = [text for name, text in programs.items() if name != "LlamaForCausalLM.prefill"]
+    assert len(decode) == 1 and ("LlamaForCausalLM.decode" in programs) is not traced
+    assert decode[0].count("may-alias") + decode[0].count("must-alias") >= 3 * config.num_hidden_layers
+    entry = decode[0][decode[0].index("ENTRY"):]
+    assert "f32[2,1024,16]" in entry
+    assert not re.search(r"= f32\[(1,)?2,1024,16\]\S* copy\(", entry)
+    assert not re.search(r"f32\[(1,)?(4|2,2),1024,16\]", decode[0])
+

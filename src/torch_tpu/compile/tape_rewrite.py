@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..lowering import scatter, strided, table
 from ..lowering.axes import dim_of
 from ..tensor import buffer
@@ -58,28 +60,20 @@ def _attention(entry: Entry) -> Entry | None:
 
 def _first_of_range(read: Any, count: int) -> Any:
     """The Read or number s where the argument is [s, s + 1, ..., s + count - 1], else None."""
-    maker = read.value.maker if _whole(read) and read.view.sizes == (count,) else None
-    if maker is None or maker.select:
+    if not _whole(read) or read.view.sizes != (count,):
         return None
-    if maker.name.startswith("aten.arange."):
-        start, _, step = _range(maker)
-        return start if step == 1 and isinstance(start, int) else None
+    maker = read.value.maker
+    if maker is None:  # torch.arange is computed on the host, and so a constant
+        numbers = read.value.literal
+        known = numbers is not None and np.array_equal(numbers.reshape(-1), numbers.flat[0] + np.arange(count))
+        return int(numbers.flat[0]) if known else None
     if maker.name != "aten.add.Tensor" or maker.named.get("alpha", 1) != 1:
         return None
     for base, offset in (maker.positional, maker.positional[::-1]):
-        if isinstance(base, tape.Read) and base.value.maker is not None and \
-                base.value.maker.name.startswith("aten.arange.") and _first_of_range(base, count) == 0 and \
+        if isinstance(base, tape.Read) and base.value.maker is None and _first_of_range(base, count) == 0 and \
                 (isinstance(offset, int) or (isinstance(offset, tape.Read) and offset.view.sizes in ((), (1,)))):
             return offset
     return None
-
-
-def _range(maker: Entry) -> tuple[Any, Any, Any]:
-    """Start, end and step of an arange."""
-    numbers = maker.positional
-    if maker.name == "aten.arange.default":
-        return 0, numbers[0], 1
-    return numbers[0], numbers[1], numbers[2] if maker.name == "aten.arange.start_step" else 1
 
 
 def _index_copy(entry: Entry) -> Entry | None:
