@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
-import platform as host
 import re
 import sys
 import threading
@@ -15,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import cache, client, config, dynamo_door, errors, jax_door
+from . import cache, cache_key, client, config, dynamo_door, errors, jax_door
 
 
 @dataclass
@@ -100,24 +97,6 @@ def dump(name: str, kind: str, text: str | bytes) -> None:
     if _dump_to is not None:
         stem = f"{len(STATISTICS.graphs) - 1:03}-" + re.sub(r"[^\w.-]+", "_", name)
         (_dump_to / f"{stem}.{kind}").write_bytes(text if isinstance(text, bytes) else text.encode())
-
-
-@functools.cache
-def _environment() -> str:
-    """What an executable depends on besides its program: versions and the kind of chip (and CPU, for virtual chips)."""
-    import jax
-    import jaxlib
-
-    device = client.get().device
-    parts = [jax.__version__, jaxlib.__version__, jax_door.client_version(device), device.device_kind, host.machine()]
-    parts += [f"{name}={os.environ[name]}" for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") if os.environ.get(name)]
-    if client.get().platform.virtual:
-        try:
-            with open("/proc/cpuinfo") as info:
-                parts += [line for line in info if line.startswith(("model name", "flags"))][:2]
-        except OSError:  # not Linux
-            parts.append(host.processor())
-    return "\n".join(parts)
 
 
 class _Progress:
@@ -211,34 +190,35 @@ def _compile(module: Any, results: Sequence[Any], name: str, trace_s: float, don
     device = client.get().device
     begin = time.perf_counter()
     xla_options = jax_door.compile_options(device, options, replicas)
-    disk = cache.disk()
-    loaded = None
-    key = ""
-    if disk is not None and disk.usable:
-        digest = hashlib.sha256(_environment().encode())
-        digest.update(repr(sorted((options or {}).items())).encode())
-        # A program with collectives holds the numbers of the chips that run it.
-        digest.update(repr([each.id for each in replicas] and (device.id, [each.id for each in replicas])).encode())
-        digest.update(jax_door.module_bytes(module))
-        key = digest.hexdigest()
-        payload = disk.get(key)
-        if payload is not None:
-            try:
-                loaded = jax_door.load_executable(payload, device, xla_options, replicas)
-            except jax_door.XlaError:
-                disk.discard(key, "foreign")
-    source = "disk" if loaded is not None else "compiled"
-    if loaded is None:
+
+    def make() -> Any:
         try:
             with _Progress(name):
-                loaded = jax_door.compile_module(module, device, xla_options, replicas)
+                return jax_door.compile_module(module, device, xla_options, replicas)
         except jax_door.XlaError as error:
             raise errors.from_xla(error, f"compiling {name}") from error
-        STATISTICS.compiled += 1
-        if disk is not None and disk.usable:
-            disk.put(key, jax_door.save_executable(loaded))
+
+    def load(payload: bytes) -> Any:
+        try:
+            return jax_door.load_executable(payload, device, xla_options, replicas)
+        except jax_door.XlaError as error:
+            raise cache.Unusable(f"XLA does not load ({str(error).strip().splitlines()[0]})") from error
+
+    def save(made: Any) -> bytes:
+        try:
+            return jax_door.save_executable(made)
+        except jax_door.XlaError as error:
+            raise cache.Unusable(str(error).strip().splitlines()[0]) from error
+
+    disk = cache.disk()
+    if disk is None or not disk.usable:
+        loaded, kept = make(), False
     else:
-        STATISTICS.loaded += 1
+        key = cache_key.key(jax_door.module_bytes(module), device, options, replicas)
+        loaded, kept = disk.get_or_make(key, name, cache_key.environment(), load, make, save)
+    source = "disk" if kept else "compiled"
+    STATISTICS.loaded += kept
+    STATISTICS.compiled += not kept
     done = time.perf_counter()
     STATISTICS.trace_s += trace_s
     STATISTICS.compile_s += done - begin
