@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import secrets
 import shutil
@@ -139,7 +138,7 @@ class DiskCache:
         try:
             content, inode = cache_entry.read(self._path(key))
             return load(cache_entry.payload(content, key, environment))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except Unusable as why:
             self._discard(key, str(why), inode)
@@ -202,7 +201,7 @@ class DiskCache:
     def _account(self, size: int) -> None:
         self._writes += 1
         now = self._totals.add(bytes=size)
-        if now:
+        if now is not None:
             due = now.get("bytes", self.limit + 1) > self.limit or time.time() - now.get("scanned", 0) > _LOOK_AFTER_S
         else:
             due = self._writes % _LOOK_AFTER_WRITES == 1
@@ -212,26 +211,16 @@ class DiskCache:
     def _make_shard(self, key: str) -> bool:
         """Whether the folder that the key's file lies in is there."""
         shard = self._path(key).parent
-        for again in (True, False):
-            try:
-                shard.mkdir(mode=0o700)
-                return True
-            except FileExistsError:
-                if shard.is_dir():
-                    return True
-                error: OSError = NotADirectoryError(errno.ENOTDIR, f"{shard.name} in it is no folder")
-            except FileNotFoundError as gone:  # somebody removed the whole folder
-                error = gone
-                if again:
-                    self._open()
-                    if not self.usable:
-                        return False
-                    continue
-            except OSError as other:
-                error = other
-            break
-        self._written_no_more(error)
-        return False
+        try:
+            if shard.is_symlink() or shard.is_file():
+                shard.unlink()
+                self._note(f"discarded {shard}, which is no folder")
+            if not self.folder.is_dir():  # somebody removed it
+                self._open()
+            shard.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            self._written_no_more(error)
+        return self.writable
 
     def _written_no_more(self, error: OSError) -> None:
         self.writable = False

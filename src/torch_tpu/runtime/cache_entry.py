@@ -15,7 +15,7 @@ import json
 import os
 import pwd
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -129,7 +129,7 @@ def read(path: Path) -> tuple[bytes, int]:
         if isinstance(error, PermissionError):
             raise Unusable("cannot be read (permission denied)") from error
         raise
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    try:
         info = os.fstat(descriptor)
         if stat.S_ISDIR(info.st_mode):
             raise Unusable("is a folder")
@@ -138,12 +138,15 @@ def read(path: Path) -> tuple[bytes, int]:
         why = distrust(info)
         if why is not None:
             raise Unusable(why)
-        content = file.readall()
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+            content = file.readall()
         try:
             os.utime(descriptor)
         except OSError:  # a read-only cache still serves; its order of use does not change
             pass
         return content, info.st_ino
+    finally:
+        os.close(descriptor)
 
 
 def read_header(path: Path) -> Header:
@@ -185,7 +188,7 @@ def _hex(text: str) -> bool:
     return all(letter in "0123456789abcdef" for letter in text)
 
 
-def _scan(folder: Path, wanted) -> Iterator[tuple[Path, os.stat_result]]:  # type: ignore[no-untyped-def]
+def _scan(folder: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[Path, os.stat_result]]:
     try:
         shards = [entry.path for entry in os.scandir(folder)
                   if len(entry.name) == 2 and _hex(entry.name) and entry.is_dir(follow_symlinks=False)]

@@ -30,8 +30,8 @@ class Totals:
         except OSError:
             return {}
 
-    def add(self, **amounts: int) -> dict[str, float]:
-        """The numbers after adding; empty where they cannot be kept or are not known."""
+    def add(self, **amounts: int) -> dict[str, float] | None:
+        """The numbers after adding, without those that are not known; None where no numbers can be kept."""
         def change(now: dict[str, float]) -> None:
             for name, amount in amounts.items():
                 if name in now or name != "bytes":  # bytes are not known before the folder was looked through
@@ -47,14 +47,14 @@ class Totals:
         self._change(dict.clear)
         self.found(0)
 
-    def _change(self, change: Callable[[dict[str, float]], None]) -> dict[str, float]:
+    def _change(self, change: Callable[[dict[str, float]], None]) -> dict[str, float] | None:
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError:  # a read-only folder, a full disk
-            return {}
+            return None
         try:
             if not _lock(descriptor):
-                return {}
+                return None
             now = _parse(os.pread(descriptor, 1000, 0))
             change(now)
             text = json.dumps(now).encode()
@@ -62,7 +62,7 @@ class Totals:
             os.ftruncate(descriptor, len(text))
             return now
         except OSError:
-            return {}
+            return None
         finally:
             os.close(descriptor)
 
