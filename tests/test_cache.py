@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -257,6 +258,45 @@ def test_a_read_only_disk(small_disk, capsys):
     assert said.count("\n") == 1 and "(Read-only file system); those that are there are used" in said
 
 
+@pytest.mark.skipif(not ROOT, reason="only root becomes another user")
+def test_permissions():
+    """What a user meets who is not root: a home that cannot be written, a folder and an entry that may only be read."""
+    with tempfile.TemporaryDirectory() as place:  # tmp_path is root's
+        os.chmod(place, 0o755)
+        folder = Path(place) / "cache"
+        disk = DiskCache(folder, 1 << 30)
+        disk.put(KEY, b"x", HERE)
+        disk.put(OTHER, b"y", HERE)
+        entry(disk, OTHER).chmod(0)
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, 65534, 65534)
+            if path.is_dir():
+                path.chmod(0o500)
+        done = subprocess.run(light("""
+            os.setegid(65534)
+            os.seteuid(65534)
+            here = {"jax": "0.10.2", "cpu": "this one"}
+            disk = DiskCache(Path(sys.argv[1]), 1 << 30)
+            print(disk.get("ab" * 32, here), disk.get("cd" * 32, here))
+            for key in ("ab" + "1" * 62, "ef" * 32):
+                print(disk.get_or_make(key, "n", here, lambda p: p, lambda: b"m", lambda m: m))
+            os.environ.update(HOME=sys.argv[2], TORCH_TPU_CACHE_DIR="", XDG_CACHE_HOME="")
+            home = cache.disk()
+            print(home.usable, home.get("ab" * 32))
+            os.environ.update(HOME="/root/hidden")
+            cache._cache = None
+            print(cache.disk())
+        """, folder, place), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == ["b'x' None", "(b'm', False)", "(b'm', False)", "False None", "None"]
+        said = done.stderr.splitlines()
+        assert len(said) == 4, said
+        assert f"ignored the cache entry {OTHER}, which cannot be read (permission denied)" in said[0]
+        assert "(Permission denied); those that are there are used" in said[1]
+        assert f"cannot be kept in {place}/.cache/torch_tpu/executables (Permission denied)" in said[2]
+        assert "cannot be kept (the home folder /root/hidden does not exist)" in said[3]
+
+
 def test_the_folder_may_vanish(disk):
     import shutil
 
@@ -464,6 +504,16 @@ def test_waiting_ends(tmp_path, holder, monkeypatch, capsys):
         "(TORCH_TPU_CACHE_WAIT is the time to wait)\n")
     assert disk.get_or_make(OTHER, "other", {}, lambda p: p, lambda: b"o", lambda m: m) == (b"o", False)
     assert capsys.readouterr().err == ""  # other programs do not wait
+
+
+def test_a_terminal_shows_who_is_waited_for(tmp_path, holder, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_TPU_CACHE_WAIT", "2")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    disk = DiskCache(tmp_path / "cache", 1 << 30)
+    disk.get_or_make(KEY, "graph", {}, lambda p: p, lambda: b"mine", lambda m: m)
+    said = capsys.readouterr().err
+    assert said.startswith(f"torch_tpu: waiting for process {holder.pid}, which compiles graph ...\r\033[K")
+    assert said.count("waiting") == 1 and said.count("waited 2 s") == 1
 
 
 def test_a_wrong_time_to_wait(disk, monkeypatch):

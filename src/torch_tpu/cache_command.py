@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -28,7 +29,7 @@ def run(action: str) -> int:
     if action == "path":
         print(folder)
         return 0
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         print(f"{folder}: nothing there yet")
         return 0
     if action == "list":

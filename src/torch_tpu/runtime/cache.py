@@ -82,7 +82,7 @@ class DiskCache:
             lock = cache_lock.Lock(self._beside(key, "lock"), name)
             try:
                 if self._make_shard(key):
-                    turn = lock.wait(self._path(key).exists)
+                    turn = lock.wait(lambda: os.path.exists(self._path(key)))
                     if turn is cache_lock.Turn.UNLOCKED and config.logs("compile"):
                         self._note(f"{self.folder} takes no lock files: each process compiles what it needs")
                     # It may have come while this process waited, or just before it had the lock.
@@ -260,7 +260,8 @@ def folder() -> Path:
         NoFolder: the user has no home folder, and no other place is set.
     """
     try:
-        if not config.CACHE_DIR.raw() and not os.environ.get("XDG_CACHE_HOME") and not Path.home().is_dir():
+        set_ = config.CACHE_DIR.raw() or os.environ.get("XDG_CACHE_HOME")
+        if not set_ and not os.path.isdir(Path.home()):  # Path.is_dir raises where it may not look
             raise NoFolder(f"the home folder {Path.home()} does not exist")
         return config.cache_dir()
     except RuntimeError as error:  # no HOME, and no entry for this user

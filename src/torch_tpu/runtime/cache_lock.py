@@ -70,24 +70,27 @@ class Lock:
         except OSError:  # the folder was removed or became read-only; the lock ends all the same
             pass
         _held.discard(self._descriptor)
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a forked child has the descriptor too
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a forked child has the descriptor too
+        except OSError:  # a network file system that is gone; closing ends the lock
+            pass
         os.close(self._descriptor)
         self._descriptor = None
 
     def _take(self) -> bool:
         while True:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            mine = False
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                mine = _same(descriptor, self._path)
             except BlockingIOError:
-                os.close(descriptor)
                 return False
-            except OSError:
-                os.close(descriptor)
-                raise
-            if _same(descriptor, self._path):
-                break
-            os.close(descriptor)  # its holder removed it before letting go
+            finally:
+                if not mine:
+                    os.close(descriptor)
+            if mine:
+                break  # else its holder removed it before letting go
         self._descriptor = descriptor
         _held.add(descriptor)
         try:
