@@ -65,6 +65,7 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.training = module.training
+        self.forward = module.__dict__.get("forward")  # put in place of the class's, by other libraries
         self.hooks = [(place, list(place.values())) for place in (
             module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)]
         self.parts = [(place, list(place), list(place.values()))
@@ -81,6 +82,8 @@ class ModuleState:
         kind = type(self.module).__name__
         if self.module.training is not self.training:
             return f"{kind}.training changed"
+        if self.module.__dict__.get("forward") is not self.forward:
+            return f"{kind} has another forward"
         if any(not _same(place, values) for place, values in self.hooks):
             return f"{kind} has other hooks"
         for place, names, values in self.parts:
@@ -102,6 +105,8 @@ class Modules:
     def __init__(self, states: Iterable[ModuleState]) -> None:
         self.states = list(states)
         self.modules = [state.module for state in self.states]
+        self.own = [state.forward for state in self.states]
+        self.code = [(kind, kind.forward) for kind in {type(module): None for module in self.modules}]
         self.training = [state.training for state in self.states]
         places: list[tuple[dict[Any, Any], list[Any]]]
         places = [(place, values) for state in self.states for place, values in state.hooks]
@@ -115,12 +120,17 @@ class Modules:
         """Which module is another now, and how; None when none is."""
         try:
             same = ([module.training for module in self.modules] == self.training and not any(self.empty)
+                    and all(kind.forward is code for kind, code in self.code)
+                    and all(map(operator.is_, [module.__dict__.get("forward") for module in self.modules], self.own))
                     and all(_same(place, values) for place, values in self.filled)
                     and all(read(now) == before for read, now, before in self.settings))
         except KeyError:  # an attribute is gone
             same = False
         if same:
             return None
+        for kind, code in self.code:
+            if kind.forward is not code:
+                return f"{kind.__name__}.forward is another function"
         return next((reason for state in self.states if (reason := state.changed()) is not None), None)
 
 

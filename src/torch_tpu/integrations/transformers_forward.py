@@ -38,11 +38,17 @@ class Forward:
         self._cache: Any = None
         self._tensors: list[torch.Tensor] = []
         self._made: tuple[type, tuple[str, ...]] = (dict, ())
+        self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
         cache = inputs.pop("cache", None)
         if args or self.refused or not _suits(self.model, cache, inputs):
             return self.otherwise(*args, **inputs, cache=cache)
+        if any(now != before for now, before in self._settings):  # the attention's implementation, for one
+            self._step.reset()
+            self._settings = []
+        if not self._settings:
+            self._settings = [(vars(part), dict(vars(part))) for part in _configs(self.model.config)]
         if cache is not self._cache:
             tensors = [value for layer in cache.layers for value in vars(layer).values()
                        if isinstance(value, torch.Tensor)]
@@ -64,6 +70,12 @@ class Forward:
             raise errors.CaptureError(f"the model returns a {type(outputs).__name__}, not a ModelOutput")
         self._made = type(outputs), tuple(name for name, value in outputs.items() if value is self._cache)
         return {name: value for name, value in outputs.items() if value is not self._cache}
+
+
+def _configs(config: Any) -> list[Any]:
+    """A model's configuration and those inside it."""
+    return [config, *(part for value in vars(config).values() if hasattr(value, "to_diff_dict")
+                      for part in _configs(value))]
 
 
 def _suits(model: Any, cache: Any, inputs: dict[str, Any]) -> bool:
