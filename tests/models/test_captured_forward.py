@@ -1,4 +1,4 @@
-"""generate with a static cache is captured without Dynamo. Whatever changes between calls is noticed, and what a capture
+"""generate with a static cache is captured without Dynamo: what changes between calls is noticed, and what a capture
 cannot do goes through torch.compile."""
 
 import warnings
