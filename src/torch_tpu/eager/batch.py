@@ -12,9 +12,11 @@ no compilation.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -54,6 +56,11 @@ class Node:
         self.outputs = range(len(self.kinds))
         self.name = name
         self.donated = frozenset(donated)
+
+    @property
+    def missing(self) -> bool:
+        """Whether it has no executable yet."""
+        return self._program is None
 
     def program(self) -> executable.Executable:
         """Its own executable, compiled at the first use."""
@@ -167,6 +174,7 @@ def _one_by_one(nodes: list[Node], wires: list[tuple[Any, ...]], inputs: list[An
     last.update(dict.fromkeys(live, len(nodes)))
     values: dict[Any, Any] = dict(enumerate(inputs))
     inputs.clear()
+    _make_programs(nodes)
     for number, (node, arguments) in enumerate(zip(nodes, wires)):
         outputs = node.program()([values[wire] for wire in arguments])
         for wire in arguments:
@@ -176,6 +184,15 @@ def _one_by_one(nodes: list[Node], wires: list[tuple[Any, ...]], inputs: list[An
             if (number, output) in last:
                 values[number, output] = array
     return [values[wire] for wire in live]
+
+
+def _make_programs(nodes: list[Node]) -> None:
+    """Compiles the operators that have not run yet, on all cores."""
+    missing = [node for node in dict.fromkeys(nodes) if node.missing]
+    if len(missing) < 2:
+        return
+    with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1), "compile") as pool:
+        list(pool.map(Node.program, missing))
 
 
 def _compile(nodes: list[Node], wires: list[tuple[Any, ...]], inputs: list[Any], live: tuple[tuple[int, int], ...],

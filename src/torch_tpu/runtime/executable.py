@@ -39,6 +39,7 @@ class Statistics:
 
 
 STATISTICS = Statistics()
+_counting = threading.Lock()  # operators are compiled by several threads
 
 
 class Executable:
@@ -217,11 +218,12 @@ def _compile(module: Any, results: Sequence[Any], name: str, trace_s: float, don
         key = cache_key.key(jax_door.module_bytes(module), device, options, replicas)
         loaded, kept = disk.get_or_make(key, name, cache_key.environment(), load, make, save)
     source = "disk" if kept else "compiled"
-    STATISTICS.loaded += kept
-    STATISTICS.compiled += not kept
     done = time.perf_counter()
-    STATISTICS.trace_s += trace_s
-    STATISTICS.compile_s += done - begin
+    with _counting:
+        STATISTICS.loaded += kept
+        STATISTICS.compiled += not kept
+        STATISTICS.trace_s += trace_s
+        STATISTICS.compile_s += done - begin
     if graph:
         STATISTICS.graphs.append(CompileRecord(name, trace_s, done - begin, source, cause))
         if _dump_to is not None:
