@@ -179,3 +179,18 @@ def test_training_between_two_calls():
         optimizer.zero_grad()
         model.eval()
     assert torch.equal(_tokens(tpu), _tokens(cpu))
+
+
+def test_the_cache_is_gone_after_generate():
+    import gc
+
+    tpu = _model().to("tpu")
+    _tokens(tpu)
+    gc.collect()
+    before = torch.tpu.memory_allocated()
+    for _ in range(2):
+        _tokens(tpu)
+        gc.collect()
+        assert torch.tpu.memory_allocated() <= before
+    weights = sum(p.numel() * p.element_size() for p in tpu.parameters())
+    assert before < weights + 2 * 2 * 2 * 1024 * 8 * 4  # less than the weights and one cache

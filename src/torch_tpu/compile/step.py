@@ -84,7 +84,11 @@ class CompiledStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         flat, spec = pytree.tree_flatten((args, kwargs))
-        key = (spec, context.key(), torch.is_grad_enabled(), _autocast(), tuple(map(_describe, flat)))
+        return self.call(args, kwargs, flat, spec, tuple(map(describe, flat)))
+
+    def call(self, args: Any, kwargs: Any, flat: list[Any], spec: Any, described: tuple[Any, ...]) -> Any:
+        """A call whose arguments are flattened and described already."""
+        key = (spec, context.key(), torch.is_grad_enabled(), _autocast(), described)
         known = self._variants.get(key)
         why = None
         if known:
@@ -164,7 +168,7 @@ def _autocast() -> Any:
     return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("tpu", "cpu"))
 
 
-def _describe(leaf: Any) -> Any:
+def describe(leaf: Any) -> Any:
     """What of an argument the program depends on."""
     if isinstance(leaf, Tensor):
         return leaf.device.type, leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset(), leaf.requires_grad

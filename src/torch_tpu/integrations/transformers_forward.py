@@ -8,7 +8,9 @@ as inputs. Everything else goes through torch.compile, as does a model whose cod
 
 from __future__ import annotations
 
+import operator
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..compile import cache_layout
-from ..compile.step import CompiledStep
+from ..compile.step import CompiledStep, describe
 from ..runtime import errors
 from ..tensor import buffer
 
@@ -36,35 +38,54 @@ class Forward:
         self.refused: str | None = None
         self._step = CompiledStep(self._run, f"{type(model).__name__}.{name}", {}, True, many=True)
         self._cache: Any = None
-        self._tensors: list[torch.Tensor] = []
+        self._known: list[weakref.ref[torch.Tensor]] = []  # of the cache; it must not outlive `generate`
+        self._described: tuple[Any, ...] = ()
         self._made: tuple[type, tuple[str, ...]] = (dict, ())
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._hooks: list[dict[int, Any]] = []
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
         cache = inputs.pop("cache", None)
-        if args or self.refused or not _suits(self.model, cache, inputs):
+        leaves, spec = pytree.tree_flatten(inputs)
+        if not self._hooks:
+            self._hooks = _hooks(self.model)
+        if args or self.refused or any(self._hooks) or not _suits(self.model, cache, leaves):
             return self.otherwise(*args, **inputs, cache=cache)
         if any(now != before for now, before in self._settings):  # the attention's implementation, for one
             self._step.reset()
             self._settings = []
         if not self._settings:
             self._settings = [(vars(part), dict(vars(part))) for part in _configs(self.model.config)]
-        if cache is not self._cache:
-            tensors = [value for layer in cache.layers for value in vars(layer).values()
-                       if isinstance(value, torch.Tensor)]
-            cache_layout.drop_leading_ones(buffer.of(layer) for layer in tensors if layer.dim() == 4)
-            self._cache, self._tensors = cache, tensors
+        tensors = self._tensors(cache)
+        self._cache = cache
         try:
-            outputs = self._step(inputs, self._tensors)
+            outputs = self._step.call((inputs, tensors), {}, [*leaves, *tensors], (spec, len(tensors)),
+                                      (*map(describe, leaves), *self._described))
+        except _Hooked:
+            return self.otherwise(**inputs, cache=cache)
         except errors.CaptureError as error:
             self.refused = str(error)
             warnings.warn(f"torch_tpu: {type(self.model).__name__} goes through torch.compile, since its code cannot "
                           f"be captured: {error}", RuntimeWarning, stacklevel=2)
             return self.otherwise(**inputs, cache=cache)
+        finally:
+            self._cache = None
         kind, names = self._made
         return kind(**outputs, **dict.fromkeys(names, cache))
 
+    def _tensors(self, cache: Any) -> list[torch.Tensor]:
+        """The cache's tensors, arguments of the program. Beam search puts others in their place."""
+        tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values, layer.cumulative_length)]
+        known = [reference() for reference in self._known]
+        if len(tensors) != len(known) or not all(map(operator.is_, known, tensors)):
+            cache_layout.drop_leading_ones(buffer.of(tensor) for tensor in tensors if tensor.dim() == 4)
+            self._known, self._described = [weakref.ref(tensor) for tensor in tensors], tuple(map(describe, tensors))
+        return tensors
+
     def _run(self, inputs: dict[str, Any], tensors: list[torch.Tensor]) -> dict[str, Any]:
+        self._hooks = _hooks(self.model)
+        if any(self._hooks):
+            raise _Hooked
         outputs = self.model(**inputs, cache=self._cache)
         if not isinstance(outputs, dict):
             raise errors.CaptureError(f"the model returns a {type(outputs).__name__}, not a ModelOutput")
@@ -78,7 +99,15 @@ def _configs(config: Any) -> list[Any]:
                       for part in _configs(value))]
 
 
-def _suits(model: Any, cache: Any, inputs: dict[str, Any]) -> bool:
+class _Hooked(Exception):
+    """The model has hooks, which run at every call."""
+
+
+def _hooks(model: Any) -> list[dict[int, Any]]:
+    return [place for module in model.modules() for place in (module._forward_hooks, module._forward_pre_hooks)]
+
+
+def _suits(model: Any, cache: Any, leaves: list[Any]) -> bool:
     """Whether the model's Python code, for this call, does nothing but compute on tensors."""
     from transformers.cache_utils import StaticLayer
 
@@ -86,6 +115,4 @@ def _suits(model: Any, cache: Any, inputs: dict[str, Any]) -> bool:
         return False
     if torch.is_grad_enabled() or model.training or torch.distributed.is_initialized():
         return False
-    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
-        return False
-    return all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves(inputs))
+    return all(isinstance(leaf, _PLAIN) for leaf in leaves)
