@@ -464,6 +464,26 @@ def test_threads_and_processes_make_one_thing_once(tmp_path):
     assert made == [1] and not list(disk.folder.rglob("*.lock"))
 
 
+def test_threads_note_once_and_count_all(small_disk, capsys):
+    place, lock_down = small_disk
+    disk = DiskCache(place / "cache", 1 << 30)
+    disk.put(KEY, b"x")
+    lock_down()
+
+    def work(number):
+        for i in range(50):
+            disk.get_or_make(f"{number:02x}{i:062x}", "n", {}, lambda p: p, lambda: b"m", lambda m: m)
+            disk.get_or_make(KEY, "n", {}, lambda p: p, lambda: b"m", lambda m: m)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (disk.hits, disk.misses) == (400, 400)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 HOLD = """
     disk = DiskCache(Path(sys.argv[1]), 1 << 30)
     def make():

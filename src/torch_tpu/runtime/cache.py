@@ -48,6 +48,7 @@ class DiskCache:
         self._writes = 0
         self._noted: set[str] = set()
         self._process = os.getpid()
+        self._guard = threading.Lock()  # of the counts and notes: several threads compile
         self._open()
 
     def _open(self) -> None:
@@ -88,16 +89,16 @@ class DiskCache:
                     # It may have come while this process waited, or just before it had the lock.
                     found = self._load(key, environment, load)
                 if found is None:
-                    self.misses += 1
+                    self._count(misses=1)
                     made = make()
                     self._save(key, name, environment, made, save)
                     return made, False
             finally:
                 lock.release()
         if found is None:
-            self.misses += 1
+            self._count(misses=1)
             return make(), False
-        self.hits += 1
+        self._count(hits=1)
         return found, True
 
     def get(self, key: str, environment: Mapping[str, str] | None = None) -> bytes | None:
@@ -234,11 +235,18 @@ class DiskCache:
     def _beside(self, key: str, kind: str) -> Path:
         return self.folder / key[:2] / f".{key[2:]}.{kind}"
 
+    def _count(self, hits: int = 0, misses: int = 0) -> None:
+        with self._guard:
+            self.hits += hits
+            self.misses += misses
+
     def _note(self, text: str) -> None:
         """One line, once a process."""
-        if text not in self._noted:
+        with self._guard:
+            if text in self._noted:
+                return
             self._noted.add(text)
-            print(f"torch_tpu: {text}", file=sys.stderr)
+        print(f"torch_tpu: {text}", file=sys.stderr)
 
 
 def _remove(path: Path) -> bool:
