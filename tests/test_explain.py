@@ -65,5 +65,6 @@ def test_dump(tmp_path):
     finally:
         torch.tpu.compiler.dump(None)
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["000-waves.hlo.txt", "000-waves.stablehlo.mlir"]
-    assert "stablehlo.sine" in (tmp_path / names[1]).read_text() and "HloModule" in (tmp_path / names[0]).read_text()
+    assert names == ["000-waves.fx.txt", "000-waves.hlo.txt", "000-waves.stablehlo.mlir"]
+    for name, word in zip(names, ("aten.cos.default", "HloModule", "stablehlo.sine")):
+        assert word in (tmp_path / name).read_text()

@@ -124,7 +124,11 @@ def _settings(report: Report) -> None:
 
 def _cache(report: Report) -> None:
     lines = report.section("Cache of compiled executables")
-    folder = config.cache_dir()
+    try:
+        folder = config.cache_dir()
+    except RuntimeError as error:  # no home
+        lines.append(f"none: {error}")
+        return
     files = [path for path in folder.glob("??/*") if not path.name.startswith(".")] if folder.is_dir() else []
     size = 0
     for path in files:

@@ -20,7 +20,7 @@ from ..eager import random
 from ..lowering import context, promotion, strided
 from ..runtime import client, dtypes, executable, jax_door, transfer
 from ..tensor import buffer
-from . import cache_layout, causes, lower, rewrite
+from . import cache_layout, causes, control_flow, lower, rewrite
 from .options import Options
 
 Tensor = torch.Tensor
@@ -325,7 +325,8 @@ class Graph:
                 steps.append(group[0])
                 continue
             inside = set(group)
-            inputs = list(dict.fromkeys(a for node in group for a in node.all_input_nodes if a not in inside))
+            inputs = list(dict.fromkeys(a for node in group for a in node.all_input_nodes
+                                          if a not in inside and control_flow.graph_of(a) is None))
             outputs = [node for node in group
                        if not lower.is_mutation(node) and (node in wanted or any(u not in inside for u in node.users
                                                                                   if u.op != "output"))]

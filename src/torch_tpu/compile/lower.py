@@ -15,7 +15,7 @@ from ..distributed import graph as collectives
 from ..lowering import promotion, strided, table
 from ..runtime import dtypes
 from ..tensor import buffer
-from . import rewrite
+from . import control_flow, rewrite
 
 Node = torch.fx.Node
 aten = torch.ops.aten
@@ -71,6 +71,8 @@ def supports(node: Node) -> bool:
         return False
     if node.target is operator.getitem or node.target in _SYMBOLIC:
         return True
+    if control_flow.is_control_flow(node):
+        return control_flow.supports(node)
     if collectives.is_collective(node):
         return collectives.supports(node)
     if node.target is _SAVING or node.target is _REPEATING:
@@ -90,6 +92,14 @@ def check(node: Node, environment: dict[Node, Any]) -> None:
     args, kwargs = torch.fx.node.map_arg((node.args[2:], node.kwargs), lambda n: environment[n])
     target: Any = argument(node, 1)
     target(*args, **kwargs)
+
+
+def constant(value: Any) -> Any:
+    """A tensor that a graph holds as an attribute, in a program."""
+    held = buffer.of(value)
+    if held is None:
+        return jnp.asarray(value.detach().numpy())
+    return strided.read(held.array(), strided.of(value), dtypes.to_numpy(value.dtype))
 
 
 def leaves(value: Any) -> list[Node]:
@@ -184,6 +194,8 @@ class Run:
             return _typed(better.compute(*(self.environment[n] for n in better.inputs)), node.meta.get("val"))
         if target is operator.getitem:
             return self.environment[argument(node, 0)][argument(node, 1)]
+        if control_flow.is_control_flow(node):
+            return _typed(control_flow.lower_node(node, self._value, self.scope), node.meta.get("val"))
         args = [self._value(a) for a in node.args]
         if target in _SYMBOLIC:
             symbolic: Any = target

@@ -36,7 +36,10 @@ runs = 0  # operators that ran here
 
 def _flat(values: Tensor) -> Tensor:
     """The bytes of a dense CPU tensor, in memory order."""
-    return values.reshape(-1).view(torch.uint8)
+    flat = values.reshape(-1)
+    if flat.stride(0) != 1:  # a single element may carry any stride
+        flat = flat.as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8)
 
 
 def keep(held: buffer.Buffer, values: Tensor) -> None:

@@ -8,11 +8,12 @@ from ..runtime import config
 def install() -> None:
     """Registers the adaptations. Imports none of the libraries."""
     from ..distributed import backend
-    from . import torch_compile, torch_ddp, torch_dynamo, torch_modules, torch_tensor
+    from . import torch_compile, torch_ddp, torch_dynamo, torch_flex_attention, torch_modules, torch_tensor
 
     torch_compile.install()
     torch_ddp.install()
     torch_dynamo.install()
+    torch_flex_attention.install()
     torch_modules.install()
     torch_tensor.install()
     backend.install()
@@ -21,10 +22,18 @@ def install() -> None:
             return
     except config.SettingError:  # said by the first use of the device
         pass
-    from . import accelerate, safetensors, transformers, transformers_generate, transformers_tp
+    from . import (
+        accelerate,
+        safetensors,
+        transformers,
+        transformers_flex,
+        transformers_generate,
+        transformers_tp,
+    )
 
     accelerate.install()
     safetensors.install()
     transformers.install()
+    transformers_flex.install()
     transformers_generate.install()
     transformers_tp.install()

@@ -13,9 +13,6 @@ from pathlib import Path
 
 from . import config
 
-WAIT = config.Setting("TORCH_TPU_CACHE_WAIT", "600",
-                      "seconds to wait for another process that compiles the same program")
-
 
 class Turn(enum.Enum):
     """How waiting ended."""
@@ -36,7 +33,7 @@ class Lock:
 
     def wait(self, ready: Callable[[], bool]) -> Turn:
         """Takes the lock, or waits until `ready` (asked again and again) or the time is over."""
-        seconds = WAIT.positive()
+        seconds = config.CACHE_WAIT.positive()
         begin = time.monotonic()
         pause = 0.005
         notice = _Notice(self._name)
@@ -54,7 +51,7 @@ class Lock:
                 if waited > seconds:
                     notice.end()
                     print(f"torch_tpu: waited {seconds} s for {owner}, which compiles {self._name}; this process now "
-                          f"compiles it too ({WAIT.name} is the time to wait)", file=sys.stderr)
+                          f"compiles it too ({config.CACHE_WAIT.name} is the time to wait)", file=sys.stderr)
                     return Turn.LATE
                 notice.show(owner, waited)
                 time.sleep(pause)

@@ -95,6 +95,8 @@ EAGER = Setting("TORCH_TPU_EAGER", "strict", "operators outside torch.compile: s
 CACHE = Setting("TORCH_TPU_CACHE", "on", "keep compiled executables on disk: on or off")
 CACHE_DIR = Setting("TORCH_TPU_CACHE_DIR", "", "folder for compiled executables (default: the user's cache folder)")
 CACHE_SIZE = Setting("TORCH_TPU_CACHE_SIZE", "4G", "bound of that folder; the least recently used entries go first")
+CACHE_WAIT = Setting("TORCH_TPU_CACHE_WAIT", "600",
+                     "seconds to wait for another process that compiles the same program")
 MALLOC = Setting("TORCH_TPU_MALLOC", "on", "virtual chips: let glibc keep large blocks instead of faulting them anew")
 LOGS = Setting("TORCH_TPU_LOGS", "", "comma-separated: compile, recompile, fallback, or all; lines on stderr")
 INTEGRATIONS = Setting("TORCH_TPU_INTEGRATIONS", "on", "adapt libraries when they are imported: on or off")
@@ -102,8 +104,8 @@ BUCKETS = Setting("TORCH_TPU_BUCKETS", "on", "Transformers: pad prompts and cach
 HOST_INTEGERS = Setting("TORCH_TPU_HOST_INTEGERS", "on", "compute small integer tensors that the host knows there")
 HOSTS = Setting("TORCH_TPU_HOSTS", "", "hosts of a slice, by commas; the launcher sets it (else TPU_WORKER_HOSTNAMES)")
 
-SETTINGS = (PLATFORM, VIRTUAL_CHIPS, VIRTUAL_HBM, FALLBACK, DEBUG, EAGER, CACHE, CACHE_DIR, CACHE_SIZE, MALLOC,
-            LOGS, INTEGRATIONS, HOSTS, HOST_INTEGERS, BUCKETS)
+SETTINGS = (PLATFORM, VIRTUAL_CHIPS, VIRTUAL_HBM, FALLBACK, DEBUG, EAGER, CACHE, CACHE_DIR, CACHE_SIZE, CACHE_WAIT,
+            MALLOC, LOGS, INTEGRATIONS, HOSTS, HOST_INTEGERS, BUCKETS)
 
 
 def problems() -> list[str]:
@@ -111,7 +113,8 @@ def problems() -> list[str]:
     found = []
     for read in (lambda: PLATFORM.choice("auto", "tpu", "cpu", "cuda"), VIRTUAL_CHIPS.positive, VIRTUAL_HBM.size,
                  lambda: FALLBACK.choice("warn", "silent", "error"), DEBUG.flag,
-                 lambda: EAGER.choice("strict", "fused"), CACHE.flag, CACHE_SIZE.size, MALLOC.flag,
+                 lambda: EAGER.choice("strict", "fused"), CACHE.flag, CACHE_SIZE.size,
+                 CACHE_WAIT.positive, MALLOC.flag,
                  lambda: LOGS.topics("compile", "recompile", "fallback", "all"), INTEGRATIONS.flag,
                  HOST_INTEGERS.flag, BUCKETS.flag):
         try:
