@@ -216,8 +216,9 @@ class Segment:
             avals.append(jax.ShapeDtypeStruct((self.keys, 2), np.uint32))
         donate = sorted({index for index, _, _ in written_at.values()
                          if self.options.donate and not buffers[index].shared})
-        program_ = executable.build(program, avals, self.name, donate, self.options.xla, graph=True,
-                                    replicas=collectives.replicas(self.scope), cause=cause)
+        with context.forced_precision(self.options.precision):
+            program_ = executable.build(program, avals, self.name, donate, self.options.xla, graph=True,
+                                        replicas=collectives.replicas(self.scope), cause=cause)
         executable.dump(self.name, "fx.txt", "".join(f"{node.format_node()}\n" for node in (*self.inputs, *self.nodes)))
         return Bound(program_, list(makers), list(replays), list(written))
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..lowering import context
 from ..runtime.errors import CompileOptionError
 
+# What a mode means here: the same program for all (XLA chooses and fuses by itself, and a launch is cheap), so that code
+# written for other devices runs.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -18,11 +21,14 @@ class Options:
         donate: mutated inputs (a static KV cache, parameters under an optimizer) are updated in place. Default True.
         xla: XLA options of this program, for example {"xla_cpu_enable_fast_math": True}.
         name: a name for logs and statistics.
+        precision: of float32 matrix products and convolutions in this function, in place of what
+            torch.set_float32_matmul_precision says: "highest", "high" or "medium".
     """
 
     donate: bool = True
     xla: dict[str, Any] = field(default_factory=dict)
     name: str = ""
+    precision: str = ""
 
 
 def parse(mode: str | None, options: dict[str, Any] | None) -> Options:
@@ -34,8 +40,11 @@ def parse(mode: str | None, options: dict[str, Any] | None) -> Options:
     for name in given:
         if name not in known:
             raise CompileOptionError(f"option {name!r} is not known to the tpu backend; it takes {', '.join(known)}")
-    checks = {"donate": bool, "xla": dict, "name": str}
+    checks = {"donate": bool, "xla": dict, "name": str, "precision": str}
     for name, value in given.items():
         if not isinstance(value, checks[name]):
             raise CompileOptionError(f"option {name!r} must be a {checks[name].__name__}, not {type(value).__name__}")
+    if given.get("precision", "") not in ("", *context.PRECISIONS):
+        raise CompileOptionError(f"option 'precision' is {given['precision']!r}; it is one of "
+                                 f"{', '.join(context.PRECISIONS)}")
     return Options(**given)

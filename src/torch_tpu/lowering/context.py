@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from jax import lax
 
-_PRECISION = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
+from ..runtime import config, platform
+
+PRECISIONS = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
 
 
 def key() -> tuple[object, ...]:
     """The settings as a hashable value."""
-    return torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    return torch.get_float32_matmul_precision(), torch.get_default_dtype(), matmul_rows()
+
+
+@functools.cache
+def matmul_rows() -> int:
+    """The least number of rows of a product of narrow floats; one with fewer is padded. XLA:TPU computes a single row
+    on the vector unit, and by its own estimate eight, which go to the matrix unit, take less than half the cycles of a
+    decode step (docs/performance.md). TORCH_TPU_MATMUL_ROWS says otherwise."""
+    given = config.MATMUL_ROWS.positive_or_auto()
+    return given if given is not None else 8 if platform.choose().name == "tpu" else 1
+
+
+_forced = ""
 
 
 class Consulted:
@@ -22,4 +40,15 @@ class Consulted:
 def precision() -> lax.Precision:
     """Precision of float32 matmul and convolution, as set by torch.set_float32_matmul_precision."""
     Consulted.count += 1
-    return _PRECISION[torch.get_float32_matmul_precision()]
+    return PRECISIONS[_forced or torch.get_float32_matmul_precision()]
+
+
+@contextmanager
+def forced_precision(name: str) -> Iterator[None]:
+    """Programs traced inside have this precision whatever the global setting; "" leaves it."""
+    global _forced
+    before, _forced = _forced, name
+    try:
+        yield
+    finally:
+        _forced = before

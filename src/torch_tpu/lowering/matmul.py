@@ -21,14 +21,32 @@ def dot(a, b, contract, batch=((), ()), out=None):
         a, b = a.astype(jnp.int32), b.astype(jnp.int32)
     precision = context.precision() if a.dtype == jnp.float32 else None
     out = accumulator(a.dtype) if out is None else out
-    if out != a.dtype and a.ndim == b.ndim == 2 and tuple(map(tuple, contract)) == ((1,), (0,)) and a.shape[0] > 1:
+    if out != a.dtype and a.ndim == b.ndim == 2 and tuple(map(tuple, contract)) == ((1,), (0,)):
+        return _narrow_dot(a, b, out, precision)
+    if out != a.dtype and any(a.shape[i] == 1 for i in batch[0]):
+        return _without_single_batches(a, b, contract, batch, out, precision)
+    return lax.dot_general(a, b, (contract, batch), precision=precision, preferred_element_type=out)
+
+
+def at_least_rows(a):
+    """A matrix, or a batch of them, with so many rows that the matrix unit multiplies it (context.matmul_rows)."""
+    missing = context.matmul_rows() - a.shape[-2]
+    if missing <= 0 or a.shape[-2] == 0:
+        return a
+    return lax.optimization_barrier(jnp.pad(a, [*[(0, 0)] * (a.ndim - 2), (0, missing), (0, 0)]))
+
+
+def _narrow_dot(a, b, out, precision):
+    """a @ b of matrices of bfloat16 or float16, in the form that the compiler is good at."""
+    rows = a.shape[0]
+    a = at_least_rows(a)
+    contract = ((1,), (0,))
+    if a.shape[0] > 1:
         # XLA:CPU (jaxlib 0.10.2) multiplies narrow floats as they are only where both sides are contracted along their
         # last dimension (three times as fast), and a single row only where they are not (thirty times). A weight that
         # was transposed for the product is so transposed back; of any other, XLA folds the transposition into the dot.
         b, contract = b.T, ((1,), (1,))
-    if out != a.dtype and any(a.shape[i] == 1 for i in batch[0]):
-        return _without_single_batches(a, b, contract, batch, out, precision)
-    return lax.dot_general(a, b, (contract, batch), precision=precision, preferred_element_type=out)
+    return lax.dot_general(a, b, (contract, ((), ())), precision=precision, preferred_element_type=out)[:rows]
 
 
 def _without_single_batches(a, b, contract, batch, out, precision):
