@@ -254,3 +254,20 @@ def test_checkpointing_replays_the_dropout_inside_compiled_graphs():
         for _ in range(2):
             for a, b in zip(step(compiled), eager):
                 torch.testing.assert_close(a, b)
+
+
+def test_precision_of_one_function(tmp_path):
+    x = torch.randn(8, 8, device="tpu")
+    texts = {}
+    for name in ("highest", "medium"):
+        torch._dynamo.reset()
+        torch.tpu.compiler.dump(tmp_path / name)
+        try:
+            torch.compile(lambda x: x @ x, backend="tpu", options={"precision": name})(x)
+        finally:
+            torch.tpu.compiler.dump(None)
+        texts[name] = next((tmp_path / name).glob("*.stablehlo.mlir")).read_text()
+    assert "precision = [HIGHEST, HIGHEST]" in texts["highest"] and "HIGHEST" not in texts["medium"]
+    assert torch.get_float32_matmul_precision() == "highest"
+    with pytest.raises(Exception, match="'precision' is 'low'; it is one of highest, high, medium"):
+        torch.compile(lambda x: x + 1, backend="tpu", options={"precision": "low"})(x)

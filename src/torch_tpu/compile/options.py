@@ -8,8 +8,8 @@ from typing import Any
 from ..lowering import context
 from ..runtime.errors import CompileOptionError
 
-# What a mode means here: the same program for all (XLA chooses and fuses by itself, and a launch is cheap), so that code
-# written for other devices runs.
+# All mean the same program here, since XLA chooses and fuses by itself and a launch is cheap; code that was written for
+# other devices runs.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
