@@ -7,6 +7,7 @@ counted) between two segments.
 from __future__ import annotations
 
 import operator
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,9 @@ import torch
 from ..distributed import graph as collectives
 from ..eager import random
 from ..lowering import context, promotion, strided
-from ..runtime import client, dtypes, executable, jax_door, transfer
+from ..runtime import client, config, dtypes, executable, jax_door, transfer
 from ..tensor import buffer
-from . import cache_layout, causes, control_flow, lower, rewrite
+from . import bucket, cache_layout, causes, control_flow, lower, rewrite
 from .options import Options
 
 Tensor = torch.Tensor
@@ -73,6 +74,7 @@ class Segment:
         self.cache: dict[Any, Bound] = {}
         self.cause = cause
         self.usual: Usual | None = None
+        self.rows = self._rows() if options.bucketing else None
         self.last: list[Any] = []
 
     def _share(self, outputs: list[Node]) -> tuple[list[Node], dict[Node, tuple[Node, list[Node]]]]:
@@ -91,7 +93,37 @@ class Segment:
                      if root in inside and root not in material]
         return material, shared
 
+    def _rows(self) -> bucket.Rows | None:
+        """The dimension whose size may be rounded up."""
+        try:
+            if self.mutated or self.shared or self.keys or self.scope is not None:
+                raise bucket.Refused("it writes inputs, gives views of them, draws random numbers, or has collectives")
+            return bucket.find(self.inputs, self.nodes, self.material)
+        except bucket.Refused as why:
+            self.cause = f"{self.cause}; not bucketed: {why}"
+            if config.logs("compile"):
+                print(f"torch_tpu: {self.name} is compiled for each size, since {why}", file=sys.stderr)
+            return None
+
     def __call__(self, values: list[Any]) -> list[Any]:
+        """Runs the segment on device tensors and numbers."""
+        return self._run(values) if self.rows is None else self._rounded(self.rows, values)
+
+    @torch.no_grad()
+    def _rounded(self, rows: bucket.Rows, values: list[Any]) -> list[Any]:
+        sizes = {value.shape[at] for value, at in zip(values, rows.inputs) if at is not None}
+        size = sizes.pop()
+        buckets = self.options.bucketing
+        wanted = bucket.rounded(size, buckets if isinstance(buckets, tuple) else ())
+        if wanted == size:
+            return self._run(values)
+        given = [value if at is None else bucket.pad(value, at, wanted) for value, at in zip(values, rows.inputs)]
+        for position in rows.numbers:
+            given[position] = wanted
+        return [value if rows.results.get(node) is None else bucket.cut(value, rows.results[node], size)  # type: ignore
+                for node, value in zip(self.outputs, self._run(given))]
+
+    def _run(self, values: list[Any]) -> list[Any]:
         buffers = self._as_before(values)
         if buffers is not None:
             return self._launch(self.usual.bound, values, values, buffers)  # type: ignore[union-attr]
@@ -124,7 +156,7 @@ class Segment:
         bound = self.cache.get(full)
         if bound is None:
             if cache_layout.drop_leading_ones(buffer.of(values[position]) for position in self.rows_at):
-                return self(given)
+                return self._run(given)
             cause = self.cause
             if self.cache:
                 cause = causes.of_sizes(self.inputs, self.last, key, self.name, len(self.cache))
