@@ -124,7 +124,7 @@ class Jax:
 
 
 def bandwidth() -> float:
-    """Bytes a second that the best of three ways reads from memory: XLA's sum, its matrix-vector product, torch's sum."""
+    """Bytes a second that the best of three ways reads from memory: XLA's sum, its matrix-vector product, torch's."""
     size = 256 * 2**20  # 1 GiB, more than any cache of a CPU holds
     array = jnp.ones((16384, size // 16384), jnp.float32)
     vector = jnp.ones((size // 16384,), jnp.float32)
@@ -144,7 +144,8 @@ def measure(name: str, dtype: torch.dtype, peers: list[str], rounds: int) -> Non
     make = {"smollm2": smollm2, "qwen3": qwen3}[name]
     torch._dynamo.reset()
     running: dict[str, Any] = {}
-    prompts = {n: torch.randint(0, 30000, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (128, 512)}
+    prompts = {n: torch.randint(0, 30000, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+               for n in (128, 512)}
     first: dict[str, float] = {}
     made: dict[str, list[int]] = {}
     bytes_a_step = 0
@@ -152,8 +153,8 @@ def measure(name: str, dtype: torch.dtype, peers: list[str], rounds: int) -> Non
         model = make(dtype)
         config = model.config
         config.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        bytes_a_step = model.dtype.itemsize * (sum(p.numel() for p in model.parameters()) + 2 * CACHE
-                                               * config.num_hidden_layers * config.num_key_value_heads * config.head_dim)
+        in_cache = 2 * CACHE * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        bytes_a_step = model.dtype.itemsize * (sum(p.numel() for p in model.parameters()) + in_cache)
         if peer == "jax":
             running[peer] = Jax(model)
         else:
@@ -163,7 +164,8 @@ def measure(name: str, dtype: torch.dtype, peers: list[str], rounds: int) -> Non
         for prompt in prompts.values():
             made[peer] = running[peer].start(prompt) + running[peer].go_on(DECODED)
         first[peer] = time.perf_counter() - begin
-        print(f"{name} {dtype} {peer}: first calls {first[peer]:.1f} s, tokens {made[peer]}", file=sys.stderr, flush=True)
+        print(f"{name} {dtype} {peer}: first calls {first[peer]:.1f} s, tokens {made[peer]}", file=sys.stderr,
+              flush=True)
     seconds: dict[str, dict[str, list[float]]] = {peer: {"128": [], "512": [], "decode": []} for peer in peers}
     for _ in range(rounds):
         for peer in peers:

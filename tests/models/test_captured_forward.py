@@ -194,3 +194,26 @@ def test_the_cache_is_gone_after_generate():
         assert torch.tpu.memory_allocated() <= before
     weights = sum(p.numel() * p.element_size() for p in tpu.parameters())
     assert before < weights + 2 * 2 * 2 * 1024 * 8 * 4  # less than the weights and one cache
+
+
+def test_threads_generate_with_one_model():
+    from concurrent.futures import ThreadPoolExecutor
+
+    cpu, tpu = _pair()
+    prompts = [torch.tensor([[n, n + 1, n + 2]]) for n in range(6)]
+    with ThreadPoolExecutor(3) as pool:
+        got = list(pool.map(lambda ids: _tokens(tpu, ids), prompts))
+    for mine, ids in zip(got, prompts):
+        assert torch.equal(mine, _tokens(cpu, ids))
+
+
+def test_inference_mode_and_autocast():
+    cpu, tpu = _pair()
+    with torch.inference_mode():
+        assert torch.equal(_tokens(tpu), _tokens(cpu))
+    assert torch.equal(_tokens(tpu), _tokens(cpu))
+    with torch.autocast("tpu", torch.bfloat16):
+        mine = tpu.generate(IDS.to("tpu"), cache_implementation="static", max_new_tokens=1, do_sample=False,
+                            return_dict_in_generate=True, output_logits=True).logits[0]
+    assert mine.dtype == torch.bfloat16 or (mine.float().cpu() - cpu(IDS).logits[:, -1]).abs().max() > 0
+    torch.testing.assert_close(mine.float().cpu(), cpu(IDS).logits[:, -1], rtol=0.1, atol=0.1)

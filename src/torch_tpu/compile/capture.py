@@ -252,6 +252,9 @@ class Recorder(TorchDispatchMode):
         schema = func._schema
         if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns) \
                 or (torch.Tag.inplace_view in func.tags and not name.startswith("aten.resize")):
+            if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+                with self:  # whole only in inference mode; contiguous and reshape may copy
+                    return func.decompose(*args, **kwargs)
             return func(*args, **kwargs)
         if (torch.Tag.dynamic_output_shape in func.tags and func not in _INDEXING) or name in _DATA_DEPENDENT:
             raise errors.CaptureError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ from .variant import Variant
 Tensor = torch.Tensor
 
 _counter = itertools.count()
+_capturing = threading.RLock()  # a capture sets hooks that all threads see
 _CAPTURES_BEFORE_WARNING = 8
 
 
@@ -136,6 +138,10 @@ class CompiledStep:
     # -- the first call of its kind
 
     def _capture(self, args: Any, kwargs: Any, flat: list[Any], key: Any, why: str | None) -> Any:
+        with _capturing:
+            return self._capture_alone(args, kwargs, flat, key, why)
+
+    def _capture_alone(self, args: Any, kwargs: Any, flat: list[Any], key: Any, why: str | None) -> Any:
         dispatcher.load()
         self._captures += 1
         cause = why or (_difference(self._keys, key) if self._keys else causes.FIRST)

@@ -9,6 +9,7 @@ as inputs. Everything else goes through torch.compile, as does a model whose cod
 from __future__ import annotations
 
 import operator
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -37,9 +38,8 @@ class Forward:
         self.otherwise = otherwise
         self.refused: str | None = None
         self._step = CompiledStep(self._run, f"{type(model).__name__}.{name}", {}, True, many=True)
-        self._cache: Any = None
-        self._known: list[weakref.ref[torch.Tensor]] = []  # of the cache; it must not outlive `generate`
-        self._described: tuple[Any, ...] = ()
+        self._captured = threading.local()  # .cache: what this thread's capture writes
+        self._known: tuple[list[weakref.ref[torch.Tensor]], tuple[Any, ...]] = ([], ())  # of the last cache
         self._made: tuple[type, tuple[str, ...]] = (dict, ())
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._hooks: list[dict[int, Any]] = []
@@ -56,11 +56,11 @@ class Forward:
             self._settings = []
         if not self._settings:
             self._settings = [(vars(part), dict(vars(part))) for part in _configs(self.model.config)]
-        tensors = self._tensors(cache)
-        self._cache = cache
+        tensors, described = self._tensors(cache)
+        self._captured.cache = cache
         try:
             outputs = self._step.call((inputs, tensors), {}, [*leaves, *tensors], (spec, len(tensors)),
-                                      (*map(describe, leaves), *self._described))
+                                      (*map(describe, leaves), *described))
         except _Hooked:
             return self.otherwise(**inputs, cache=cache)
         except errors.CaptureError as error:
@@ -69,28 +69,32 @@ class Forward:
                           f"be captured: {error}", RuntimeWarning, stacklevel=2)
             return self.otherwise(**inputs, cache=cache)
         finally:
-            self._cache = None
+            self._captured.cache = None  # it must not outlive `generate`
         kind, names = self._made
         return kind(**outputs, **dict.fromkeys(names, cache))
 
-    def _tensors(self, cache: Any) -> list[torch.Tensor]:
-        """The cache's tensors, arguments of the program. Beam search puts others in their place."""
+    def _tensors(self, cache: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+        """The cache's tensors, arguments of the program, and what of them it depends on. Beam search puts others in
+        their place."""
         tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values, layer.cumulative_length)]
-        known = [reference() for reference in self._known]
+        references, described = self._known
+        known = [reference() for reference in references]
         if len(tensors) != len(known) or not all(map(operator.is_, known, tensors)):
             cache_layout.drop_leading_ones(buffer.of(tensor) for tensor in tensors if tensor.dim() == 4)
-            self._known, self._described = [weakref.ref(tensor) for tensor in tensors], tuple(map(describe, tensors))
-        return tensors
+            described = tuple(map(describe, tensors))
+            self._known = [weakref.ref(tensor) for tensor in tensors], described
+        return tensors, described
 
     def _run(self, inputs: dict[str, Any], tensors: list[torch.Tensor]) -> dict[str, Any]:
         self._hooks = _hooks(self.model)
         if any(self._hooks):
             raise _Hooked
-        outputs = self.model(**inputs, cache=self._cache)
+        cache = self._captured.cache
+        outputs = self.model(**inputs, cache=cache)
         if not isinstance(outputs, dict):
             raise errors.CaptureError(f"the model returns a {type(outputs).__name__}, not a ModelOutput")
-        self._made = type(outputs), tuple(name for name, value in outputs.items() if value is self._cache)
-        return {name: value for name, value in outputs.items() if value is not self._cache}
+        self._made = type(outputs), tuple(name for name, value in outputs.items() if value is cache)
+        return {name: value for name, value in outputs.items() if value is not cache}
 
 
 def _configs(config: Any) -> list[Any]:
