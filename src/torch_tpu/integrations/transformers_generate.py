@@ -123,7 +123,7 @@ def _suits(model: Any, ids: torch.Tensor, generation: Any, given: dict[str, Any]
     if any(layer.is_initialized for layer in cache.layers):
         return int(cache.get_seq_length()) == 0
     shape = model._get_static_cache_init_shape()
-    if shape is None:
+    if shape is None or torch.is_autocast_enabled("tpu"):  # only the first keys and values say which dtype they have
         return False
     cache.early_initialization(ids.shape[0], *shape, dtype=model.dtype, device=model.device)
     return True
