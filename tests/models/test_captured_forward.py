@@ -220,8 +220,8 @@ def test_autocast():
     logits = []
     for model in _pair():
         with torch.autocast(model.device.type, torch.bfloat16):
-            made = model.generate(IDS.to(model.device), cache_implementation="static", max_new_tokens=3, do_sample=False,
-                                  return_dict_in_generate=True, output_logits=True)
+            made = model.generate(IDS.to(model.device), cache_implementation="static", max_new_tokens=3,
+                                  do_sample=False, return_dict_in_generate=True, output_logits=True)
         logits.append([each.float().cpu() for each in made.logits])
     for theirs, mine in zip(*logits, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0.1, atol=0.1)
