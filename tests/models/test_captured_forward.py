@@ -225,3 +225,19 @@ def test_autocast():
         logits.append([each.float().cpu() for each in made.logits])
     for theirs, mine in zip(*logits, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0.1, atol=0.1)
+
+
+def test_copies_and_saved_models_have_programs_of_their_own(tmp_path):
+    import copy
+
+    cpu, tpu = _pair()
+    expected = _tokens(cpu)
+    assert torch.equal(_tokens(tpu), expected)
+    other = copy.deepcopy(tpu)
+    torch.save(tpu, tmp_path / "whole.pt")
+    loaded = torch.load(tmp_path / "whole.pt", weights_only=False)
+    with torch.no_grad():
+        tpu.lm_head.weight.zero_()
+    for model in (other, loaded):
+        assert torch.equal(_tokens(model), expected)
+    assert not torch.equal(_tokens(tpu), expected)

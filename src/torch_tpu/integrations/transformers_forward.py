@@ -73,6 +73,9 @@ class Forward:
         kind, names = self._made
         return kind(**outputs, **dict.fromkeys(names, cache))
 
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copied or saved model makes its own
+
     def _tensors(self, cache: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
         """The cache's tensors, arguments of the program, and what of them it depends on. Beam search puts others in
         their place."""
