@@ -176,3 +176,15 @@ def test_the_fork_warning_has_its_switch():
 def test_live_arrays_can_be_waited_for(chip):
     array = torch.ones(3, device="tpu")
     assert array is not None and all(a.is_ready() is not None for a in chip.client.live_arrays() if not a.is_deleted())
+
+
+def test_stance():
+    """torch.compiler's stance, which captures follow (compile/compile_doors.py)."""
+    from torch._dynamo import eval_frame
+
+    from torch_tpu.compile import compile_doors
+
+    assert eval_frame._stance.stance == "default" and isinstance(eval_frame.config.disable, bool)
+    assert compile_doors.compiles()
+    with torch.compiler.set_stance("force_eager"):
+        assert not compile_doors.compiles()

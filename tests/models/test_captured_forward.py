@@ -241,3 +241,18 @@ def test_copies_and_saved_models_have_programs_of_their_own(tmp_path):
     for model in (other, loaded):
         assert torch.equal(_tokens(model), expected)
     assert not torch.equal(_tokens(tpu), expected)
+
+
+def test_the_setting_and_the_stance_lead_through_torch_compile(monkeypatch):
+    cpu, tpu = _pair()
+    expected = _tokens(cpu)
+    monkeypatch.setenv("TORCH_TPU_CAPTURE", "off")
+    assert torch.equal(_tokens(tpu), expected)
+    assert _traced_by_dynamo() and "LlamaForCausalLM.decode" not in _graphs()
+    monkeypatch.delenv("TORCH_TPU_CAPTURE")
+    before = _graphs()
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(_tokens(tpu), expected)
+    assert _graphs() == before
+    assert torch.equal(_tokens(tpu), expected)
+    assert "LlamaForCausalLM.decode" in _graphs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +19,15 @@ def compiling() -> AbstractContextManager[None]:
 def eager_stance() -> AbstractContextManager[Any]:
     """Functions given to torch.compile run as they are: the step's own program covers them."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def compiles() -> bool:
+    """Whether torch.compile would compile now: not under TORCHDYNAMO_DISABLE, or another stance of torch.compiler
+    (torch 2.13)."""
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        return False
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is None or (frames._stance.stance == "default" and not frames.config.disable)
 
 
 @contextmanager

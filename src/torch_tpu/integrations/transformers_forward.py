@@ -3,7 +3,8 @@
 Dynamo takes seconds to trace a deep decoder, and again in every process. A capture (compile/step.py) runs the model's
 Python code once on tensors without data, in a tenth of that, and its checks cost less at each token. It is used where
 that code has no effect but on tensors: a static cache of plain layers, no hooks of the user, tensors and plain values
-as inputs. Everything else goes through torch.compile, as does a model whose code a capture refuses (said once).
+as inputs. Everything else goes through torch.compile, as does a model whose code a capture refuses (said once), and
+all of it under TORCH_TPU_CAPTURE=off or another stance of torch.compiler.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..compile import cache_layout
+from ..compile import cache_layout, compile_doors
 from ..compile.step import CompiledStep, describe
-from ..runtime import errors
+from ..runtime import config, errors
 from ..tensor import buffer
 
 _PLAIN = (bool, int, str, type(None), torch.dtype, torch.Tensor)
@@ -119,6 +120,8 @@ def _suits(model: Any, cache: Any, leaves: list[Any]) -> bool:
     from transformers.cache_utils import StaticLayer
 
     if cache is None or not all(type(layer) is StaticLayer and layer.is_initialized for layer in cache.layers):
+        return False
+    if not config.CAPTURE.flag() or not compile_doors.compiles():
         return False
     if torch.is_grad_enabled() or model.training or torch.distributed.is_initialized():
         return False

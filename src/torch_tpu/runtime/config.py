@@ -106,12 +106,14 @@ LOGS = Setting("TORCH_TPU_LOGS", "", "comma-separated: compile, recompile, fallb
 INTEGRATIONS = Setting("TORCH_TPU_INTEGRATIONS", "on", "adapt libraries when they are imported: on or off")
 BUCKETS = Setting("TORCH_TPU_BUCKETS", "on", "Transformers: pad prompts and caches to few lengths")
 HOST_INTEGERS = Setting("TORCH_TPU_HOST_INTEGERS", "on", "compute small integer tensors that the host knows there")
+CAPTURE = Setting("TORCH_TPU_CAPTURE", "on", "Transformers: capture generate's forward; off: trace it by torch.compile")
 MATMUL_ROWS = Setting("TORCH_TPU_MATMUL_ROWS", "auto",
                       "bfloat16 products of fewer rows are padded to so many: auto (8 on TPU chips), or a number")
 HOSTS = Setting("TORCH_TPU_HOSTS", "", "hosts of a slice, by commas; the launcher sets it (else TPU_WORKER_HOSTNAMES)")
 
 SETTINGS = (PLATFORM, VIRTUAL_CHIPS, VIRTUAL_HBM, FALLBACK, DEBUG, EAGER, CACHE, CACHE_DIR, CACHE_SIZE, CACHE_WAIT,
-            MALLOC, LOGS, INTEGRATIONS, HOSTS, HOST_INTEGERS, BUCKETS, MATMUL_ROWS)
+            MALLOC, LOGS, INTEGRATIONS, HOSTS, HOST_INTEGERS, BUCKETS, CAPTURE,
+            MATMUL_ROWS)
 
 
 def problems() -> list[str]:
@@ -122,7 +124,7 @@ def problems() -> list[str]:
                  lambda: EAGER.choice("strict", "fused"), CACHE.flag, CACHE_SIZE.size,
                  CACHE_WAIT.positive, MALLOC.flag,
                  lambda: LOGS.topics("compile", "recompile", "fallback", "all"), INTEGRATIONS.flag,
-                 HOST_INTEGERS.flag, BUCKETS.flag, MATMUL_ROWS.positive_or_auto):
+                 HOST_INTEGERS.flag, BUCKETS.flag, CAPTURE.flag, MATMUL_ROWS.positive_or_auto):
         try:
             read()
         except SettingError as error:
