@@ -179,8 +179,8 @@ class Tape:
         self.keys = 0
 
     def build(self, updated: list[tuple[Value, Value]], outputs: list[Value], adopted: set[Value], numbers: list[Any],
-              name: str, xla: dict[str, Any], donate: bool, cache: dict[str, executable.Executable],
-              cause: str = "") -> Program:
+              name: str, xla: dict[str, Any], donate: bool, cache: dict[str, Any], cause: str = "",
+              make: Callable[..., Any] = executable.build) -> Program:
         """Makes the program.
 
         Args:
@@ -190,6 +190,7 @@ class Tape:
             numbers: the numbers that are inputs.
             cache: executables by what they compute.
             cause: why it is compiled, for the statistics.
+            make: what makes the executable; takes the arguments of runtime.executable.build.
         """
         alive: set[int] = set()
         wanted = {id(value) for _, value in updated} | {id(value) for value in outputs}
@@ -228,7 +229,7 @@ class Tape:
             avals += [jax.ShapeDtypeStruct((), np.dtype(type(number)), weak_type=True) for _, number in numbers]
             if self.keys:
                 avals.append(jax.ShapeDtypeStruct((self.keys, 2), np.uint32))
-            found = cache[signature] = executable.build(
+            found = cache[signature] = make(
                 self._function(entries, order, numbers, finals), avals, name, sorted(set(donated)), xla, graph=True,
                 cause=cause)
         return Program(found, order, [at[before] for before, _ in updated], donated)

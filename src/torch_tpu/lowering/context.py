@@ -19,13 +19,31 @@ def key() -> tuple[object, ...]:
     return torch.get_float32_matmul_precision(), torch.get_default_dtype(), matmul_rows()
 
 
-@functools.cache
+_target = ""
+
+
+@contextmanager
+def targeting(platform_name: str) -> Iterator[None]:
+    """Programs traced inside are for this platform, whatever runs the device of this process."""
+    global _target
+    before, _target = _target, platform_name
+    try:
+        yield
+    finally:
+        _target = before
+
+
 def matmul_rows() -> int:
     """The least number of rows of a product of narrow floats; one with fewer is padded. XLA:TPU computes a single row
     on the vector unit, and by its own estimate eight, which go to the matrix unit, take less than half the cycles of a
     decode step (docs/performance.md). TORCH_TPU_MATMUL_ROWS says otherwise."""
+    return _matmul_rows(_target or platform.choose().name)
+
+
+@functools.cache
+def _matmul_rows(platform_name: str) -> int:
     given = config.MATMUL_ROWS.positive_or_auto()
-    return given if given is not None else 8 if platform.choose().name == "tpu" else 1
+    return given if given is not None else 8 if platform_name == "tpu" else 1
 
 
 _forced = ""

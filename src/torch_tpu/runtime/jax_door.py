@@ -74,10 +74,10 @@ def results(traced: Any) -> list[Any]:
     return jax.tree.leaves(traced.out_info)
 
 
-def lower(traced: Any) -> Any:
-    """StableHLO (an MLIR module) of a traced function."""
+def lower(traced: Any, platform: str | None = None) -> Any:
+    """StableHLO (an MLIR module) of a traced function, for JAX's own platform or the one that is named."""
     with x64():
-        return traced.lower().compiler_ir("stablehlo")
+        return traced.lower(lowering_platforms=None if platform is None else (platform,)).compiler_ir("stablehlo")
 
 
 def replay(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:

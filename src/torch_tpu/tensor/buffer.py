@@ -76,6 +76,15 @@ class Buffer:
             memory.reserve(kind.nbytes)
             self._bytes = kind.nbytes
 
+    @classmethod
+    def uncounted(cls, kind: Kind) -> Buffer:
+        """One that is only described: no chip's memory is counted for it (programs for another machine)."""
+        held = cls.__new__(cls)
+        held.kind, held.shared, held.mirror = kind, False, None
+        held._array = held._host = held._size = None
+        held._bytes = 0
+        return held
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.kind.shape
@@ -219,8 +228,8 @@ def lay(template: torch_door.Template, what: Kind, array: Any) -> torch.Tensor:
     return tensor
 
 
-def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor whose memory is taken at its first use, and is zero then."""
+def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, make: Any = Buffer) -> torch.Tensor:
+    """A tensor whose memory is taken at its first use, and is zero then; or Buffer.uncounted: that is never used."""
     element = dtypes.to_numpy(dtype)
     order = dense_order(sizes, strides)
     if order is not None:
@@ -229,7 +238,7 @@ def empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> t
         span = 1 + sum((n - 1) * s for n, s in zip(sizes, strides)) if 0 not in sizes else 0
         shape = (span,)
     tensor = torch_door.new_tensor(tuple(sizes), tuple(strides), dtype)
-    tensor.untyped_storage()._tpu_buffer = Buffer(kind(shape, element))  # type: ignore[attr-defined]
+    tensor.untyped_storage()._tpu_buffer = make(kind(shape, element))  # type: ignore[attr-defined]
     return tensor
 
 

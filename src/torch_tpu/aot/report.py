@@ -1,0 +1,156 @@
+"""What is known about a program for a TPU: as an object, as text, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import hlo
+from .topology import Chip
+from .trace import Argument, Program
+
+_LARGEST = 8  # buffers listed
+
+
+@dataclass(frozen=True)
+class Report:
+    """Bytes and seconds, unless a name says otherwise.
+
+    Attributes:
+        fits: whether the compiler found room for it in the chip's HBM.
+        problem: the compiler's words where it did not.
+        hbm: what programs may use of the chip's HBM.
+        argument_bytes: parameters, caches and inputs, in whole tiles where the program was compiled.
+        output_bytes: results, with those that are written in place (alias_bytes).
+        temporary_bytes: what the program needs besides.
+        peak_bytes: arguments, results that are not in place, temporaries and code; None where it was not compiled.
+        flops: floating point operations of one call.
+        hbm_traffic: bytes read from HBM and written to it in one call, counted in the optimised program.
+        bytes_accessed: XLA's count, which has prefetches and data that stay on the chip in it.
+        step_s: the least time of a call by the chip's rates: `flops` at its peak in bfloat16, or `hbm_traffic` at its
+            bandwidth, whichever is more; float32 products take several times the former.
+        bound: which of the two: "compute" or "HBM".
+        tokens_s: tokens a call, over step_s.
+        cycles: sum of the compiler's estimates, of the instructions that have one.
+        fusions: kernels that the program launches.
+        host_transfers: instructions that move data to or from the host.
+        padding_bytes: what whole tiles add to the arguments and results.
+        padded: the arguments that grow most by it.
+        largest: the largest arguments.
+        trace_s: seconds of capture and lowering.
+        compile_s: seconds of the compiler.
+    """
+
+    name: str
+    topology: str
+    fits: bool
+    problem: str
+    hbm: int
+    argument_bytes: int
+    trace_s: float
+    compile_s: float
+    largest: tuple[Argument, ...]
+    output_bytes: int | None = None
+    alias_bytes: int | None = None
+    temporary_bytes: int | None = None
+    code_bytes: int | None = None
+    peak_bytes: int | None = None
+    flops: float | None = None
+    hbm_traffic: int | None = None
+    bytes_accessed: float | None = None
+    step_s: float | None = None
+    bound: str = ""
+    tokens: int | None = None
+    tokens_s: float | None = None
+    cycles: int | None = None
+    fusions: int | None = None
+    host_transfers: tuple[str, ...] = ()
+    padding_bytes: int | None = None
+    padded: tuple[tuple[str, int], ...] = field(default=())
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<16}{value}" for name, value in self._lines())
+
+    def _lines(self) -> list[tuple[str, str]]:
+        lines = [("program", f"{self.name} on {self.topology}"),
+                 ("fits", f"yes, {size(self.peak_bytes)} of {size(self.hbm)} HBM" if self.fits else
+                  f"NO: {self.problem}"),
+                 ("arguments", size(self.argument_bytes))]
+        if self.fits:
+            lines += [("results", f"{size(self.output_bytes)}, of which {size(self.alias_bytes)} in place"),
+                      ("temporaries", size(self.temporary_bytes)),
+                      ("FLOPs", f"{self.flops:.4g}"),
+                      ("HBM traffic", f"{size(self.hbm_traffic)} (XLA's \"bytes accessed\": "
+                                      f"{size(self.bytes_accessed)})"),
+                      ("step", f"at least {seconds(self.step_s)}, bound by {self.bound}"
+                       + (f"; at most {self.tokens_s:,.0f} tokens/s" if self.tokens_s is not None else "")),
+                      ("kernels", f"{self.fusions:,} fusions, estimated at {self.cycles:,} cycles"),
+                      ("padding", size(self.padding_bytes) + "".join(
+                          f"; {name} +{size(extra)}" for name, extra in self.padded)),
+                      ("host transfers", ", ".join(self.host_transfers) or "none")]
+        else:
+            lines.append(("to make it fit", "a narrower dtype (bfloat16), a smaller batch or cache, or a chip "
+                                            "with more HBM"))
+        lines += [("largest", "; ".join(f"{each.name} {each.dtype}{list(each.shape)} {size(each.nbytes)}"
+                                        for each in self.largest[:4])),
+                  ("compile time", f"trace {self.trace_s:.1f} s, libtpu {self.compile_s:.1f} s")]
+        return lines
+
+
+def make(program: Program, topology: str, chip: Chip, answer: dict[str, Any], text: str, tokens: int | None) -> Report:
+    """The report of a compilation.
+
+    Args:
+        answer: what libtpu_door says.
+        text: the optimised HLO; empty where the compiler found no room.
+    """
+    arguments = sorted(program.arguments, key=lambda each: -each.nbytes)
+    common: dict[str, Any] = dict(name=program.name, topology=topology, hbm=chip.hbm, trace_s=program.trace_s,
+                                  compile_s=answer["compile_s"], largest=tuple(arguments[:_LARGEST]), tokens=tokens)
+    if not text:
+        return Report(fits=False, problem=answer["error"].strip().splitlines()[0],
+                      argument_bytes=sum(each.nbytes for each in program.arguments), **common)
+    module = hlo.Module(text)
+    traffic = module.traffic()
+    compute_s, memory_s = answer["flops"] / chip.flops, traffic / chip.bandwidth
+    step_s = max(compute_s, memory_s)
+    peak = answer["argument"] + answer["output"] - answer["alias"] + answer["temp"] + answer["generated_code"]
+    grown = [(each.name, shape.padded() - shape.nbytes())
+             for each, shape in zip(program.arguments, _parameters(module), strict=True)]
+    results = sum(shape.padded() - shape.nbytes() for shape in module.entry.root().shapes)
+    worst = sorted(((name, extra) for name, extra in grown if extra >= 2**20), key=lambda pair: -pair[1])
+    return Report(
+        fits=peak <= chip.hbm, problem="" if peak <= chip.hbm else f"it needs {size(peak)} of {size(chip.hbm)} HBM",
+        argument_bytes=answer["argument"], output_bytes=answer["output"], alias_bytes=answer["alias"],
+        temporary_bytes=answer["temp"], code_bytes=answer["generated_code"], peak_bytes=peak, flops=answer["flops"],
+        hbm_traffic=traffic, bytes_accessed=answer["bytes_accessed"], step_s=step_s,
+        bound="compute" if compute_s >= memory_s else "HBM",
+        tokens_s=tokens / step_s if tokens is not None and step_s else None, cycles=module.cycles(),
+        fusions=module.fusions(), host_transfers=tuple(module.host_transfers()),
+        padding_bytes=sum(extra for _, extra in grown) + results, padded=tuple(worst[:3]), **common)
+
+
+def _parameters(module: hlo.Module) -> list[hlo.Shape]:
+    found = [each for each in module.entry.instructions.values() if each.opcode == "parameter"]
+    return [each.shapes[0] for each in sorted(found, key=lambda each: int(each.inside))]
+
+
+def size(value: float | None) -> str:
+    """Bytes, readable."""
+    if value is None:
+        return "-"
+    for unit, step in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= step:
+            return f"{value / step:,.2f} {unit}"
+    return f"{value:.0f} B"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1e3:,.3f} ms" if value >= 1e-3 else f"{value * 1e6:,.1f} us"

@@ -1,0 +1,115 @@
+"""A model's or a function's code as one program for a TPU, not compiled: the capture of torch.tpu.compile_step
+(compile/first_run.py) and the same lowering table, on tensors without memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..compile.first_run import Run
+from ..compile.step import CompiledStep
+from ..eager import dispatcher
+from ..lowering import context
+from ..runtime import dynamo_door, jax_door
+from ..tensor import buffer
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An input of a program: a parameter, a buffer or an argument of the call, by name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    updated: bool  # in place: its memory is an output too
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced program.
+
+    Attributes:
+        module: StableHLO, as text.
+        arguments: in the order of the program.
+        trace_s: seconds that capture and lowering took.
+    """
+
+    name: str
+    module: bytes
+    arguments: tuple[Argument, ...]
+    trace_s: float
+
+
+@dataclass
+class _Lowered:
+    """What stands for the executable of a tape."""
+
+    module: bytes
+    avals: Sequence[Any]
+
+
+def _lower(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Sequence[int] = (),
+           options: Any = None, graph: bool = False, replicas: Any = (), cause: str = "") -> _Lowered:
+    with dynamo_door.untraced():
+        return _Lowered(jax_door.module_bytes(jax_door.lower(jax_door.trace(fn, avals, donate), "tpu")), avals)
+
+
+class _Trace(Run):
+    """A capture that ends with the program."""
+
+    def _build(self, updated: Any, outputs: Any, adopted: Any, kept: Any, grads: Any, returned: Any,
+               closure: Any) -> Any:
+        recorder, step = self.recorder, self.step
+        outputs += [value for value, _, _ in recorder.checks]
+        program = recorder.tape.build(updated, outputs, set(adopted), list(enumerate(recorder.numbers)), step.name,
+                                      step._xla, step._donate, {}, make=_lower)
+        names = {id(external.first): self._name(external.tensor) for external in recorder.externals.values()}
+        names.update((id(held.value), "a tensor of the host") for held in recorder.host_inputs)
+        names.update((id(value), "optimizer state") for value in adopted)
+        arguments = [Argument(names[id(value)], value.shape, value.dtype.name, _bytes(value), at in program.updated)
+                     for at, value in enumerate(program.inputs)]
+        lowered: Any = program.executable
+        arguments += [Argument("a number" if aval.shape == () else "random keys", aval.shape, aval.dtype.name,
+                               _bytes(aval), False) for aval in lowered.avals[len(arguments):]]
+        self._undo()
+        return lowered.module, tuple(arguments)
+
+    def _name(self, tensor: torch.Tensor) -> str:
+        return self.known.get(id(buffer.of(tensor)), "a tensor of the function")
+
+    known: dict[int, str]
+
+
+def trace(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str,
+          names: dict[int, str]) -> Program:
+    """The program of a call.
+
+    Args:
+        function: what is called; reads and writes device tensors.
+        names: of tensors, by the id of their buffers.
+
+    Raises:
+        CaptureError: the code does what no program can, or uses an operator that has no lowering.
+    """
+    dispatcher.load()
+    flat, _ = pytree.tree_flatten((args, kwargs))
+    begin = time.perf_counter()
+    with context.targeting("tpu"):
+        run = _Trace(CompiledStep(function, name, {}, True), args, kwargs, flat, "")
+        run.known = names
+        traced: Any = run.go()
+    module, arguments = traced
+    return Program(name, module, arguments, time.perf_counter() - begin)
+
+
+def _bytes(value: Any) -> int:
+    total = value.dtype.itemsize
+    for size in value.shape:
+        total *= size
+    return total
