@@ -1,4 +1,4 @@
-"""torch-tpu doctor | cache | conformance"""
+"""torch-tpu doctor | cache | check | conformance"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from . import cache_command
+from .aot import command as check_command
 from .conformance import command as conformance_command
 
 
@@ -18,11 +19,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cache = commands.add_parser("cache", help="the folder of compiled executables")
     cache.add_argument("action", choices=cache_command.ACTIONS, nargs="?", default="stats",
                        help="; ".join(f"{name}: {what}" for name, what in cache_command.ACTIONS.items()))
+    check_command.arguments(commands.add_parser(
+        "check", help="whether a Transformers model fits on TPU chips and how fast it can be; needs no chip"))
     conformance = commands.add_parser("conformance", help="PyTorch's own operator tests on the device, against the CPU")
     conformance_command.arguments(conformance)
     given = parser.parse_args(arguments)
     if given.command == "conformance":
         return conformance_command.run(given)
+    if given.command == "check":
+        return check_command.run(given)
     if given.command == "doctor":
         from . import doctor as subject
 

@@ -1,9 +1,21 @@
-"""Programs for TPU chips, compiled where there is none. Read trace.py, then libtpu_door.py, then report.py."""
+"""Programs for TPU chips, compiled where there is none. Read tracing.py, then libtpu_door.py, then report.py."""
 
 from __future__ import annotations
 
-from .compiling import Compiled, compile, trace
-from .report import Report
-from .topology import GENERATIONS
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["GENERATIONS", "Compiled", "Report", "compile", "trace"]
+if TYPE_CHECKING:
+    from .compiling import Compiled, compile, compile_program, trace
+    from .report import Report
+    from .topology import GENERATIONS
+
+__all__ = ["GENERATIONS", "Compiled", "Report", "compile", "compile_program", "trace"]
+
+
+def __getattr__(name: str) -> Any:
+    """What the package has, imported at its first use: `torch-tpu` lists its commands without JAX."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import compiling, report, topology
+
+    return getattr({"Report": report, "GENERATIONS": topology}.get(name, compiling), name)

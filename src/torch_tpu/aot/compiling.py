@@ -19,10 +19,9 @@ from torch.utils import _pytree as pytree
 from ..compile.step import _training_step
 from ..runtime import errors, platform
 from ..tensor import buffer
-from . import libtpu_door, report, topology, weightless
-from . import trace as tracing
+from . import libtpu_door, report, topology, tracing, weightless
 from .report import Report
-from .trace import Program
+from .tracing import Program
 
 _TIMEOUT_S = 3600
 
@@ -84,15 +83,16 @@ def compile(model: Callable[..., Any], example_inputs: Any = (), topology: str =
 
 def trace(model: Callable[..., Any], example_inputs: Any = (), *, train: bool = False,
           optimizer: Callable[..., Any] | None = None, loss: Callable[..., Any] | None = None,
-          name: str = "") -> Program:
-    """The program of `compile`, not compiled yet. See there for the arguments."""
+          name: str = "", names: dict[torch.Tensor, str] | None = None) -> Program:
+    """The program of `compile`, not compiled yet. See there for the arguments; `names` are those of device tensors that
+    a function has besides."""
     args, kwargs = _arguments(example_inputs)
     if not isinstance(model, torch.nn.Module) and (train or optimizer or loss):
         raise TypeError("train=, optimizer= and loss= go with a module; a function does its own step")
     if (optimizer or loss) and not train:
         raise TypeError("optimizer= and loss= need train=True")
     copied, args, kwargs = weightless.copy_of((model, args, kwargs))
-    names = _names((copied, args, kwargs))
+    held = _names((copied, args, kwargs), names or {})
     name = name or getattr(model, "__name__", type(model).__name__)
     grad: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     function = copied
@@ -101,7 +101,7 @@ def trace(model: Callable[..., Any], example_inputs: Any = (), *, train: bool = 
     elif isinstance(model, torch.nn.Module):
         grad = torch.no_grad()
     with grad:
-        return tracing.trace(function, args, kwargs, name, names)
+        return tracing.trace(function, args, kwargs, name, held)
 
 
 def compile_program(program: Program, name: str, chip: topology.Chip | None = None, tokens: int | None = None,
@@ -131,10 +131,15 @@ def compile_program(program: Program, name: str, chip: topology.Chip | None = No
 
 def _chip(name: str) -> topology.Chip:
     chip = topology.parse(name)
+    need_libtpu()
+    return chip
+
+
+def need_libtpu() -> None:
+    """Raises RuntimeError where the compiler is not installed."""
     if not platform.has_libtpu():
         raise RuntimeError("compiling for TPUs needs libtpu, also where there is no TPU: pip install 'torch_tpu[tpu]' "
                            "(Linux on x86-64)")
-    return chip
 
 
 def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -145,7 +150,7 @@ def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (given,), {}
 
 
-def _names(value: Any) -> dict[int, str]:
+def _names(value: Any, more: dict[torch.Tensor, str]) -> dict[int, str]:
     """Names of tensors by the id of their buffers: parameters and buffers of modules, then arguments."""
     copied, args, kwargs = value
     found: dict[int, str] = {}
@@ -157,4 +162,5 @@ def _names(value: Any) -> dict[int, str]:
     for path, leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.device.type == "tpu":
             found.setdefault(id(buffer.of(leaf)), "argument " + pytree.keystr(path[1:]).strip("[]'\""))
+    found.update((id(buffer.of(tensor)), name) for tensor, name in more.items())
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import hlo
 from .topology import Chip
-from .trace import Argument, Program
+from .tracing import Argument, Program
 
 _LARGEST = 8  # buffers listed
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Chip:
-    """One device of a generation, as a program sees it. Rates are those of Google's system architecture pages, which are
-    per chip, divided by the devices of a chip.
+    """One device of a generation, as a program sees it. Rates are those of Google's system architecture pages, which
+    are per chip, divided by the devices of a chip.
 
     Attributes:
         grid: libtpu's name of one chip.

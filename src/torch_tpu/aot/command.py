@@ -1,0 +1,123 @@
+"""`torch-tpu check MODEL`: whether a model of Transformers fits on TPU chips and how fast it can be, without either."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from typing import Any
+
+PROGRAMS = "prefill,decode"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a folder with config.json, a configuration class (Qwen3Config) or type (qwen3)")
+    parser.add_argument("--topology", default="v5e-1,v6e-1", help="by commas: v4-1, v5e-1, v5p-1, v6e-1, v7x-1")
+    parser.add_argument("--batch", type=_positive, default=1, help="sequences")
+    parser.add_argument("--prompt", type=_positive, default=512, help="tokens of prefill, and of a training example")
+    parser.add_argument("--cache", type=_positive, default=1024, help="tokens that the static cache holds")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--program", default=PROGRAMS, help="by commas: prefill, decode, train")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="change the configuration")
+    parser.add_argument("--report", action="store_true", help="all that is known about each program")
+    parser.add_argument("--json", action="store_true", help="the reports as JSON")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def run(given: argparse.Namespace) -> int:
+    """0: everything fits; 1: something does not fit or cannot be compiled; 2: the question is not understood."""
+    # No chip is used, also where there is one; and libtpu, which JAX would try to start here, is another process's.
+    os.environ["TORCH_TPU_PLATFORM"] = os.environ["JAX_PLATFORMS"] = "cpu"
+    import torch
+
+    from ..runtime import errors
+    from . import compiling, models, topology
+
+    names = given.topology.split(",")
+    shape = models.Shape(given.batch, given.prompt, given.cache)
+    try:
+        chips = [topology.parse(name) for name in names]
+        kinds = _kinds(given.program, models.PROGRAMS)
+        if shape.prompt > shape.cache and set(kinds) != {"train"}:
+            raise ValueError(f"the prompt of {shape.prompt} tokens is longer than the cache of {shape.cache}; give "
+                             "--cache")
+        model = models.model(models.config(given.model, _changes(given.set)), getattr(torch, given.dtype))
+        compiling.need_libtpu()
+    except (ValueError, RuntimeError) as error:
+        print(f"torch-tpu: {error}", file=sys.stderr)
+        return 2
+    found: list[Any] = []
+    failed = 0
+    parameters = sum(each.numel() for each in model.parameters())
+    if not given.json:
+        print(f"{type(model).__name__}, {given.dtype}, {parameters / 1e9:.3g} G parameters; batch {shape.batch}, "
+              f"prompt {shape.prompt}, cache {shape.cache}\n\n{'' if given.report else _HEADER}", flush=True)
+    for kind in kinds:
+        tokens = shape.batch * (1 if kind == "decode" else shape.prompt)
+        try:
+            program = models.program(model, kind, shape)
+        except (errors.CaptureError, ValueError) as error:
+            print(f"torch-tpu: {kind} cannot be one program: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        for name, chip in zip(names, chips):
+            try:
+                made = compiling.compile_program(program, name, chip, tokens)
+            except RuntimeError as error:
+                print(f"torch-tpu: {error}", file=sys.stderr)
+                failed += 1
+                continue
+            found.append(made.report)
+            failed += not made.report.fits
+            if given.report and not given.json:
+                print(f"{made.report}\n", flush=True)
+            elif not given.json:
+                print(_row(kind, made.report), flush=True)
+    if given.json:
+        print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+    return 1 if failed else 0
+
+
+_HEADER = (f"{'program':<8}  {'topology':<8}  {'fits':<4}  {'HBM':>10}  {'of':>9}  {'step, at least':>14}  "
+           f"{'bound':<7}  {'tokens/s, at most':>17}  {'compile':>8}")
+
+
+def _row(kind: str, report: Any) -> str:
+    from .report import seconds, size
+
+    line = f"{kind:<8}  {report.topology:<8}  {'yes' if report.fits else 'NO':<4}  "
+    if report.peak_bytes is None:
+        return line + report.problem
+    rate = f"{report.tokens_s:,.0f}" if report.tokens_s is not None else "-"
+    return (f"{line}{size(report.peak_bytes):>10}  {size(report.hbm):>9}  {seconds(report.step_s):>14}  "
+            f"{report.bound:<7}  {rate:>17}  {report.trace_s + report.compile_s:>6.1f} s"
+            + (f"  {len(report.host_transfers)} host transfers" if report.host_transfers else ""))
+
+
+def _kinds(text: str, known: tuple[str, ...]) -> list[str]:
+    kinds = text.split(",")
+    for kind in kinds:
+        if kind not in known:
+            raise ValueError(f"program {kind!r} is not known; it is one of {', '.join(known)}")
+    return kinds
+
+
+def _changes(given: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise ValueError(f"--set {each}: give FIELD=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
