@@ -170,15 +170,15 @@ class Module:
                          if shape.space == 0)
             return min(size, source) + sum(shape.nbytes() for shape in each.shapes if shape.space == 0)
         called = self.computations[each.called()[0]] if each.opcode == "fusion" else None
-        moved = 0
+        read: dict[str, int] = {}  # an operand that is given twice is read once
         for number, name in enumerate(each.operands):
             source_ = computation.instructions[name]
             if len(source_.shapes) == 1 and source_.shapes[0].space == 0:
                 whole = source_.shapes[0].nbytes()
-                moved += min(whole, self._read(called, number, whole) if called is not None
-                             else _used(each, name, whole))
+                part = self._read(called, number, whole) if called is not None else _used(each, name, whole)
+                read[name] = max(read.get(name, 0), part)
         written = self._written(called) if called is not None else _results(computation, each)
-        return moved + sum(size for size, shape in zip(written, each.shapes) if shape.space == 0)
+        return sum(read.values()) + sum(size for size, shape in zip(written, each.shapes) if shape.space == 0)
 
     def _read(self, computation: Computation, number: int, whole: int) -> int:
         """How much of a parameter a fusion reads."""
