@@ -201,13 +201,14 @@ class Module:
         root = computation.root()
         parts = [computation.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
         sizes: list[int] = []
-        for part in parts:
+        for given in parts:
+            part = given
             while part.opcode in ("bitcast", "convert", "reshape") and len(part.operands) == 1:
                 part = computation.instructions[part.operands[0]]
             if part.opcode == "fusion":
                 sizes += self._written(self.computations[part.called()[0]])
             else:
-                sizes += _results(computation, part)
+                sizes += _results(computation, part if part.opcode == "dynamic-update-slice" else given)
         return sizes
 
 

@@ -77,13 +77,31 @@ class _Trace(Run):
         lowered: Any = program.executable
         arguments += [Argument("a number" if aval.shape == () else "random keys", aval.shape, aval.dtype.name,
                                _bytes(aval), False) for aval in lowered.avals[len(arguments):]]
-        self._undo()
+        self._leave(kept, list(adopted.values()), grads)
         return lowered.module, tuple(arguments)
+
+    def _leave(self, kept: Any, adopted: list[Any], grads: Any) -> None:
+        """What the step leaves behind (optimizer state, gradients) stays, without memory."""
+        for parameter, at, _ in grads:
+            if at >= 0:
+                adopted.append(parameter.grad.untyped_storage())
+        self.left = bool(kept) or any(at >= 0 for _, at, _ in grads)
+        for storage in [storage for storage, _ in kept] + adopted:
+            value = storage._tpu_traced.value
+            storage._tpu_buffer = buffer.Buffer.uncounted(buffer.kind(value.shape, value.dtype))
+            del storage._tpu_traced
+        for generator, state in self.recorder.states.values():
+            generator.set_state(state)
 
     def _name(self, tensor: torch.Tensor) -> str:
         return self.known.get(id(buffer.of(tensor)), "a tensor of the function")
 
+    def undo(self) -> None:
+        """Everything is as before the capture."""
+        self._undo()
+
     known: dict[int, str]
+    left = False
 
 
 def trace(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str,
@@ -100,10 +118,18 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     dispatcher.load()
     flat, _ = pytree.tree_flatten((args, kwargs))
     begin = time.perf_counter()
-    with context.targeting("tpu"):
-        run = _Trace(CompiledStep(function, name, {}, True), args, kwargs, flat, "")
-        run.known = names
-        traced: Any = run.go()
+    runs: list[_Trace] = []
+    try:
+        with context.targeting("tpu"):
+            # A first step may set up state (SGD's momentum): the program is that of the second, which finds it.
+            while not runs or (runs[0].left and len(runs) < 2):
+                run = _Trace(CompiledStep(function, name, {}, True), args, kwargs, flat, "")
+                run.known = names
+                traced: Any = run.go()
+                runs.append(run)
+    finally:
+        for run in reversed(runs):
+            run.undo()
     module, arguments = traced
     return Program(name, module, arguments, time.perf_counter() - begin)
 
