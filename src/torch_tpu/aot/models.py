@@ -79,7 +79,7 @@ def program(model: Any, kind: str, shape: Shape) -> Program:
     tokens = shape.prompt if kind == "prefill" else 1
     if tokens > shape.cache:
         raise ValueError(f"the prompt of {tokens} tokens is longer than the cache of {shape.cache}")
-    cache = _cache(model, shape)
+    cache = static_cache(model, shape)
 
     def forward(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return model(input_ids=ids, position_ids=positions, cache=cache, logits_to_keep=1).logits
@@ -93,7 +93,7 @@ def _integers(*sizes: int) -> torch.Tensor:
     return torch.empty(sizes, dtype=torch.int64, device="meta")
 
 
-def _cache(model: Any, shape: Shape) -> Any:
+def static_cache(model: Any, shape: Shape) -> Any:
     """A static cache without memory, laid out as that of `generate`: without a leading dimension of one."""
     from transformers import StaticCache
 
