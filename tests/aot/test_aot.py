@@ -96,6 +96,27 @@ def test_a_function_gets_copies_of_modules_and_optimizers():
     assert not optimizer.state and model.weight.device.type == "cpu"
 
 
+def test_random_numbers_are_drawn_by_the_program():
+    state = torch.tpu.get_rng_state()
+    program = aot.trace(torch.nn.Dropout(0.5), torch.empty(8))
+    assert [each.name for each in program.arguments] == ["argument 0", "random keys"]
+    assert torch.equal(torch.tpu.get_rng_state(), state)
+
+
+def test_optimizers_of_a_closure_are_as_before():
+    weight = torch.nn.Parameter(torch.ones(4, device="tpu"))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+
+    def step(x):
+        (weight * x).sum().backward()
+        optimizer.step()
+
+    aot.trace(step, torch.empty(4))
+    assert not optimizer.state and weight.grad is None and weight.cpu().tolist() == [1] * 4
+    step(torch.ones(4, device="tpu"))
+    torch.testing.assert_close(weight.detach().cpu(), torch.full((4,), 0.9))
+
+
 def test_settings_of_pytorch_are_in_the_program():
     given = torch.empty(64, 64)
     try:
@@ -181,8 +202,9 @@ def test_two_at_once_do_not_collide():
 
 
 def _compile(program, topologies=("v5e-1", "v6e-1")):
-    for name in topologies:
-        report = aot.compile_program(program, name).report
+    with ThreadPoolExecutor(len(topologies)) as pool:
+        made = list(pool.map(lambda name: aot.compile_program(program, name), topologies))
+    for report in (each.report for each in made):
         assert report.fits and report.host_transfers == (), str(report)
         if program.name.endswith(("prefill", "decode")):
             in_place = sum(each.nbytes for each in program.arguments if each.updated)

@@ -113,7 +113,7 @@ def make(program: Program, topology: str, chip: Chip, answer: dict[str, Any], te
     common: dict[str, Any] = dict(name=program.name, topology=topology, hbm=chip.hbm, trace_s=program.trace_s,
                                   compile_s=answer["compile_s"], largest=tuple(arguments[:_LARGEST]), tokens=tokens)
     if not text:
-        return Report(fits=False, problem=answer["error"].strip().splitlines()[0],
+        return Report(fits=False, problem=answer["error"].strip().splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: "),
                       argument_bytes=sum(each.nbytes for each in program.arguments), **common)
     module = hlo.Module(text)
     traffic = module.traffic()

@@ -61,7 +61,15 @@ def _lower(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Sequ
 
 
 class _Trace(Run):
-    """A capture that ends with the program."""
+    """A capture that ends with the program.
+
+    Attributes:
+        known: names of tensors, by the id of their buffers.
+        left: whether the step left tensors behind, which a second call finds.
+    """
+
+    known: dict[int, str]
+    left = False
 
     def _build(self, updated: Any, outputs: Any, adopted: Any, kept: Any, grads: Any, returned: Any,
                closure: Any) -> Any:
@@ -99,9 +107,6 @@ class _Trace(Run):
     def undo(self) -> None:
         """Everything is as before the capture."""
         self._undo()
-
-    known: dict[int, str]
-    left = False
 
 
 def trace(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str,
