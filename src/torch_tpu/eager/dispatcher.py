@@ -167,6 +167,15 @@ def _kernel(op: Any) -> Any:
     return None if made is None else _planned(made)
 
 
+def kernel(op: Any) -> Any:
+    """The device's kernel of an overload that the table reaches; starts the device."""
+    load()
+    found = _kernel(op)
+    if found is None:
+        raise ValueError(f"{op} has no lowering")
+    return found
+
+
 def _qualified(op: Any) -> str:
     return op._schema.name + ("." + op._schema.overload_name if op._schema.overload_name else "")
 

@@ -26,6 +26,7 @@ class Lowering:
         random: it takes a keyword `key`, a uint32[2] key for JAX's counter-based generator.
         static: `Scalar` arguments whose number is part of the program (a shape, a branch).
         traced: `float` or `int` arguments that change often and must not be part of the program (a learning rate).
+        host: over integers that the host knows, CPU PyTorch may compute it (eager/bookkeeping.py).
     """
 
     name: str
@@ -33,20 +34,21 @@ class Lowering:
     random: bool = False
     static: frozenset[str] = frozenset()
     traced: frozenset[str] = frozenset()
+    host: bool = True
 
 
 TABLE: dict[str, Lowering] = {}
 
 
 def lowering(*names: str, random: bool = False, static: Iterable[str] = (),
-             traced: Iterable[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+             traced: Iterable[str] = (), host: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Enters a function into the table under one or more overloads ("aten.add.Tensor")."""
 
     def enter(fn: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             if name in TABLE:
                 raise ValueError(f"{name} has two lowerings: {TABLE[name].fn.__module__} and {fn.__module__}")
-            TABLE[name] = Lowering(name, fn, random, frozenset(static), frozenset(traced))
+            TABLE[name] = Lowering(name, fn, random, frozenset(static), frozenset(traced), host)
         return fn
 
     return enter

@@ -7,6 +7,7 @@ offers no way to keep an executable that is not pickled.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,23 @@ from jax._src.lib import _jax
 XlaError = _jax.JaxRuntimeError
 
 
+class _Lowering(threading.local):
+    """Whether this thread lowers a program of ours: then Pallas kernels run on CPUs too (pallas_door.py)."""
+
+    active = False
+
+    @contextmanager
+    def ours(self):
+        before, self.active = self.active, True
+        try:
+            yield
+        finally:
+            self.active = before
+
+
+lowering = _Lowering()
+
+
 @contextmanager
 def x64():
     """64-bit types for this thread, within the block only."""
@@ -31,6 +49,21 @@ def x64():
         yield
     finally:
         _config.enable_x64.set_local(before)
+
+
+@contextmanager
+def width(wide: bool):
+    """64-bit types, or none, for this thread within the block."""
+    before = _config.enable_x64.swap_local(wide)
+    try:
+        yield
+    finally:
+        _config.enable_x64.set_local(before)
+
+
+def users_width() -> bool:
+    """Whether the user's own JAX code has 64-bit types."""
+    return bool(_config.enable_x64.get_global())
 
 
 def quiet_fork() -> None:
@@ -76,7 +109,7 @@ def results(traced: Any) -> list[Any]:
 
 def lower(traced: Any, platform: str | None = None) -> Any:
     """StableHLO (an MLIR module) of a traced function, for JAX's own platform or the one that is named."""
-    with x64():
+    with x64(), lowering.ours():
         return traced.lower(lowering_platforms=None if platform is None else (platform,)).compiler_ir("stablehlo")
 
 
