@@ -17,6 +17,7 @@ SUBMODULES = {
     "debug": "torch_tpu.device.debug",
     "distributed": "torch_tpu.distributed",
     "memory": "torch_tpu.device.memory",
+    "pallas": "torch_tpu.custom",
     "random": "torch_tpu.device.rng",
     "streams": "torch_tpu.device.streams",
 }
@@ -48,7 +49,7 @@ INSTEAD = {
     "ExternalStream": "torch.tpu.Stream()",
     "set_sync_debug_mode": "torch.tpu.debug.set_mode(True), which runs every operation synchronously",
     "get_sync_debug_mode": "torch.tpu.debug.set_mode(True), which runs every operation synchronously",
-    "jiterator": "torch_tpu's custom operators (JAX or Pallas functions)",
+    "jiterator": "torch.tpu.pallas.jax_op, which makes an operator of a JAX or Pallas function",
     "comm": "torch.distributed",
 }
 

@@ -96,7 +96,9 @@ def _register() -> None:
         _implement(name, fn)
         done.add(name)
     packets: dict[tuple[str, str], None] = {}
-    for name in TABLE:
+    for name, entry in TABLE.items():
+        if entry.users:
+            continue
         namespace, packet, _ = name.split(".")
         stem = packet.removesuffix("_functional")
         for candidate in (packet, packet + "_", stem, stem + "_"):

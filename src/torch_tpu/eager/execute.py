@@ -147,7 +147,7 @@ def run(plan: Plan, args: Sequence[Any], kwargs: dict[str, Any], key: Any = None
         key: a uint32[2] JAX array for a random operator.
         table, slot: where to enter the short way of the next such call, if it can have one.
     """
-    if key is None and not plan.out and args and plan.entry.host and bookkeeping.on():
+    if key is None and not plan.out and args and not plan.entry.users and bookkeeping.on():
         first = args[0]
         if first.__class__ is list and first:
             first = first[0]

@@ -15,11 +15,13 @@ from . import on_import
 OWN = ("compile", "device", "distributed", "eager", "lowering", "runtime", "tensor")
 JAX = ("jax", "jaxlib")
 TRACED = ("transformers_tp",)
+CUSTOM = ("autograd", "donation", "host", "operator", "program", "signature")  # what calls an operator is traced
 
 
 def _skip(trace_rules: ModuleType) -> None:
     here = [found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)]) if found.name not in TRACED]
-    for name in (*(f"torch_tpu.{name}" for name in OWN), *(f"{__package__}.{name}" for name in here), *JAX):
+    for name in (*(f"torch_tpu.{name}" for name in OWN), *(f"{__package__}.{name}" for name in here),
+                 *(f"torch_tpu.custom.{name}" for name in CUSTOM), *JAX):
         trace_rules.add(name)
 
 

@@ -26,7 +26,8 @@ class Lowering:
         random: it takes a keyword `key`, a uint32[2] key for JAX's counter-based generator.
         static: `Scalar` arguments whose number is part of the program (a shape, a branch).
         traced: `float` or `int` arguments that change often and must not be part of the program (a learning rate).
-        host: over integers that the host knows, CPU PyTorch may compute it (eager/bookkeeping.py).
+        users: an operator from a user's JAX function, which registers its kernels itself (custom/); CPU PyTorch does
+            not stand in for it.
     """
 
     name: str
@@ -34,21 +35,21 @@ class Lowering:
     random: bool = False
     static: frozenset[str] = frozenset()
     traced: frozenset[str] = frozenset()
-    host: bool = True
+    users: bool = False
 
 
 TABLE: dict[str, Lowering] = {}
 
 
 def lowering(*names: str, random: bool = False, static: Iterable[str] = (),
-             traced: Iterable[str] = (), host: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+             traced: Iterable[str] = (), users: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Enters a function into the table under one or more overloads ("aten.add.Tensor")."""
 
     def enter(fn: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             if name in TABLE:
                 raise ValueError(f"{name} has two lowerings: {TABLE[name].fn.__module__} and {fn.__module__}")
-            TABLE[name] = Lowering(name, fn, random, frozenset(static), frozenset(traced), host)
+            TABLE[name] = Lowering(name, fn, random, frozenset(static), frozenset(traced), users)
         return fn
 
     return enter
