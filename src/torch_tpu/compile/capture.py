@@ -415,7 +415,11 @@ class Recorder(TorchDispatchMode):
     def _blank(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         like = self._layout(func, args, kwargs)
         spec, stored, strides = tape.fresh(like.shape, like.stride(), dtypes.to_numpy(like.dtype))
-        return self.new_tensor(spec.shape, strides, like.dtype, Value(stored, spec.dtype, blank=True))
+        value = Value(stored, spec.dtype, blank=True)
+        held = buffer.of(args[0]) if args and isinstance(args[0], Tensor) else None
+        if held is not None and held.shape == value.shape:
+            value.pattern = held
+        return self.new_tensor(spec.shape, strides, like.dtype, value)
 
     def _like(self, func: Any, args: Any, kwargs: dict[str, Any], number: Any) -> Tensor:
         like = self._layout(func, args, kwargs)

@@ -21,8 +21,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils import _pytree as pytree
 
-from ..runtime import client, errors, jax_door, transfer
-from ..tensor import buffer
+from ..runtime import errors, transfer
+from ..tensor import buffer, placement
 from . import capture, compile_doors, results, symbol, tape, variant
 from .capture import External, HostInput, Recorder, Traced
 from .tape import Value
@@ -259,6 +259,8 @@ class Run:
         for value, storage in adopted.items():
             if value in program.inputs:
                 _settle(storage, _initial(value))
+                if value.pattern is not None:
+                    placement.alike(storage._tpu_buffer, value.pattern)
         for parameter, before in recorder.leaves.values():  # the program begins where the Python code did
             if parameter.grad is not before:
                 parameter.grad = before
@@ -394,9 +396,9 @@ def _constant(value: Value) -> bool:
 def _initial(value: Value) -> Any:
     """The array that a constant describes."""
     if value.literal is not None:
-        return jax_door.put(value.literal, client.get().device)
+        return transfer.host_value(value.literal)
     if value.maker is None:
-            return jax_door.put(np.zeros(value.shape, value.dtype), client.get().device)
+        return transfer.host_value(np.zeros(value.shape, value.dtype))
     entry = value.maker
     single = tape.Tape()
     single.entries.append(entry)

@@ -19,7 +19,7 @@ import torch
 from ..distributed import graph as collectives
 from ..eager import random
 from ..lowering import context, promotion, strided
-from ..runtime import client, config, dtypes, executable, jax_door, transfer
+from ..runtime import config, dtypes, executable, transfer
 from ..tensor import buffer
 from . import bucket, cache_layout, causes, control_flow, lower, rewrite
 from .options import Options
@@ -186,7 +186,7 @@ class Segment:
         """Runs an executable; `values` are the given ones on the device."""
         arrays = [held.array() for held in buffers]
         if self.keys:
-            arrays.append(jax_door.put(random.draw(None, self.keys), client.get().device))
+            arrays.append(transfer.host_value(random.draw(None, self.keys)))
         if self.scope is None:
             outputs = bound.program(arrays)
         else:
@@ -250,7 +250,8 @@ class Segment:
                          if self.options.donate and not buffers[index].shared})
         with context.forced_precision(self.options.precision):
             program_ = executable.build(program, avals, self.name, donate, self.options.xla, graph=True,
-                                        replicas=collectives.replicas(self.scope), cause=cause)
+                                        replicas=collectives.replicas(self.scope), cause=cause,
+                                        pins=lambda: [(position, index) for index, position in written])
         executable.dump(self.name, "fx.txt", "".join(f"{node.format_node()}\n" for node in (*self.inputs, *self.nodes)))
         return Bound(program_, list(makers), list(replays), list(written))
 

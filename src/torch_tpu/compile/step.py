@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 
 from ..eager import dispatcher
 from ..lowering import context
-from ..runtime import executable
-from ..tensor import buffer
+from ..runtime import executable, partition
+from ..tensor import buffer, placement
 from . import causes
 from . import options as compile_options
 from . import variant as variants
@@ -86,6 +86,10 @@ class CompiledStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         flat, spec = pytree.tree_flatten((args, kwargs))
+        if partition.current is not None:
+            for leaf in flat:
+                if isinstance(leaf, Tensor):
+                    placement.batch(leaf)
         return self.call(args, kwargs, flat, spec, tuple(map(describe, flat)))
 
     def call(self, args: Any, kwargs: Any, flat: list[Any], spec: Any, described: tuple[Any, ...]) -> Any:

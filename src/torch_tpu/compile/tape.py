@@ -22,9 +22,9 @@ from . import symbol, tape_rewrite
 
 class Value:
     """An array as it is at one moment. `maker`: the entry that computes it; without one it is an input, a constant
-    (`literal`), or memory that nobody has written (`blank`)."""
+    (`literal`), or memory that nobody has written (`blank`). `pattern`: the buffer that such memory was made like."""
 
-    __slots__ = ("blank", "dtype", "literal", "maker", "number", "shape")
+    __slots__ = ("blank", "dtype", "literal", "maker", "number", "pattern", "shape")
 
     def __init__(self, shape: Sequence[int], dtype: np.dtype, maker: Entry | None = None, literal: Any = None,
                  blank: bool = False, number: bool = False) -> None:
@@ -34,6 +34,7 @@ class Value:
         self.literal = literal
         self.blank = blank
         self.number = number  # a Python number, which promotes weakly
+        self.pattern: Any = None
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ class Tape:
                 avals.append(jax.ShapeDtypeStruct((self.keys, 2), np.uint32))
             found = cache[signature] = make(
                 self._function(entries, order, numbers, finals), avals, name, sorted(set(donated)), xla, graph=True,
-                cause=cause)
+                cause=cause, pins=lambda: [(number, at[before]) for number, (before, _) in enumerate(updated)])
         return Program(found, order, [at[before] for before, _ in updated], donated)
 
     def _function(self, entries: list[Entry], inputs: list[Value], numbers: list[Any],

@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..eager import random
-from ..runtime import client, jax_door, transfer
+from ..runtime import transfer
 from ..tensor import buffer, torch_door
 from . import symbol
 from .tape import Program
@@ -180,7 +180,7 @@ class Variant:
         for number in self.numbers:
             arrays.append(transfer.scalar(number(flat), _FLOAT))
         if self.draws:
-            arrays.append(jax_door.put(_draw(self.draws), client.get().device))
+            arrays.append(transfer.host_value(_draw(self.draws)))
         self.calls += 1
         return self.program.executable(arrays)
 

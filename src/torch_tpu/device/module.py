@@ -54,7 +54,7 @@ __all__ = [
     "get_device_properties", "get_eager_mode", "get_rng_state",
     "get_rng_state_all", "init", "initial_seed", "ipc_collect", "is_available", "is_bf16_supported", "is_initialized",
     "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
-    "memory_allocated", "memory_reserved", "memory_stats", "memory_summary", "reset_accumulated_memory_stats",
+    "memory_allocated", "memory_reserved", "memory_stats", "memory_summary", "mesh", "reset_accumulated_memory_stats",
     "reset_max_memory_allocated", "reset_peak_memory_stats", "seed", "seed_all", "set_device",
     "set_eager_mode", "set_fallback", "set_rng_state", "set_rng_state_all", "set_stream", "stream", "synchronize",
 ]
@@ -210,6 +210,34 @@ def compile_step(step: Any = None, *, optimizer: Any = None, loss: Any = None, m
 
     return compiled.compile_step(step, optimizer=optimizer, loss=loss, max_grad_norm=max_grad_norm, name=name, xla=xla,
                                  donate=donate)
+
+
+def mesh(batch_axes: Any = ("dp", "fsdp"), **axes: int) -> Any:
+    """Makes several chips of this process one device, tpu:0; XLA divides the programs among them.
+
+        mesh = torch.tpu.mesh(tp=4)                       # or dp=2, tp=4, or fsdp=8
+        model = mesh.shard(AutoModelForCausalLM.from_pretrained(name))
+        model.generate(**inputs)                          # and everything else as with one chip
+
+    No launcher, and no change in the code that follows: tensors have their full shapes, and results are those of one
+    chip up to the order of sums. A tensor that nobody spreads is whole on every chip. Call it before the model is
+    loaded; what the device did before goes on to work.
+
+    Args:
+        batch_axes: which of the axes divide the batch.
+        axes: the name and the number of chips of each axis. `tp` divides matrices by the model's own plan, `fsdp`
+            every parameter and the batch, `dp` the batch; other names are for rules and `Mesh.place`.
+
+    Returns:
+        A torch_tpu.mesh.Mesh; without arguments the mesh of this process, or None.
+
+    Raises:
+        ValueError: more chips than this process has (TORCH_TPU_VIRTUAL_CHIPS sets the number of virtual ones).
+        RuntimeError: there is another mesh already, or this process is one of a distributed job.
+    """
+    from ..mesh import mesh as make
+
+    return make(batch_axes, **axes)
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -401,6 +401,9 @@ def _build(plan: Plan, given: dict[str, Any], call: Call, targets: list[Tensor],
         # A kernel of PyTorch's raises RuntimeError; a TypeError would make Python's operators look for another way.
         kind = NotImplementedError if isinstance(error, NotImplementedError) or "dtype" in str(error) else RuntimeError
         raise kind(f"{name} on tpu, with {_describe(call)}: {error}") from error
+    recorded.pins = [(position, index) for index, position in layout["written"]]
+    if plan.functional._opname.endswith("_like") and [r.shape for r in recorded.results] == [avals[0].shape]:
+        recorded.pins = [(0, 0)]  # on a mesh: spread as its pattern
     node = batch.Node(recorded, name, donate)
     if batch.on:
         node.release()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..runtime import client, jax_door
+from ..runtime import transfer
 from ..tensor import generator as device_generator
 
 
@@ -33,4 +33,4 @@ def draw(generator: torch.Generator | None = None, count: int = 1) -> np.ndarray
 
 def next_key(generator: torch.Generator | None = None) -> Any:
     """One key, on the device."""
-    return jax_door.put(draw(generator)[0], client.get().device)
+    return transfer.host_value(draw(generator)[0])

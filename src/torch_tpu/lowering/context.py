@@ -1,4 +1,5 @@
-"""What lowerings depend on besides their arguments: PyTorch's global numeric settings. Part of every cache key."""
+"""What lowerings depend on besides their arguments: PyTorch's global numeric settings, and the mesh. Part of every
+cache key."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from contextlib import contextmanager
 import torch
 from jax import lax
 
-from ..runtime import config, platform
+from ..runtime import config, partition, platform
 
 PRECISIONS = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
 
 
 def key() -> tuple[object, ...]:
     """The settings as a hashable value."""
-    return torch.get_float32_matmul_precision(), torch.get_default_dtype(), matmul_rows()
+    return torch.get_float32_matmul_precision(), torch.get_default_dtype(), matmul_rows(), partition.epoch
 
 
 _target = ""

@@ -68,18 +68,20 @@ def _variables() -> list[str]:
     return found
 
 
-def key(module: bytes, device: Any, options: dict[str, Any] | None, replicas: Sequence[Any]) -> str:
+def key(module: bytes, device: Any, options: dict[str, Any] | None, replicas: Sequence[Any],
+        partitioned: Any = None) -> str:
     """64 hexadecimal digits.
 
     Args:
         module: StableHLO without source locations; holds shapes, dtypes, precisions, donation, random generators.
         device: the chip of this process.
         options: XLA options of this program.
-        replicas: the chips of all processes that run it together, for one with collectives.
+        replicas: the chips that run it together, for one with collectives.
+        partitioned: XLA's compile options of a program that XLA divides among those chips.
     """
     # A program of one chip is the same on every chip, so ranks share it; one with collectives holds the chips' numbers.
     chips = list(replicas) or [SimpleNamespace(id=0)]
-    xla = jax_door.compile_options(device, options, chips)
+    xla = jax_door.compile_options(device, options, chips) if partitioned is None else partitioned
     around = [environment(), _variables(), sorted((options or {}).items()), [chip.id for chip in replicas],
               device.id if replicas else None]
     digest = hashlib.sha256(json.dumps(around, default=repr).encode())

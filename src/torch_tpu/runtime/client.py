@@ -31,6 +31,8 @@ class Client:
 
         if job is not None:
             processes.join(job)
+        elif self.platform.virtual and (self.platform.chips or 1) > 1:
+            jax_door.virtual_chips(self.platform.chips or 1)
         jax_door.quiet_fork()
         self.jax = jax
         try:

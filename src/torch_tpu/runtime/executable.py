@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import cache, cache_key, client, config, dynamo_door, errors, jax_door
+from . import cache, cache_key, client, config, dynamo_door, errors, jax_door, partition
 
 
 @dataclass
@@ -73,6 +73,33 @@ class Executable:
         return self._loaded.get_compiled_memory_stats()
 
 
+class Partitioned(Executable):
+    """A program of all chips of the mesh, compiled at its first call for the way its arguments are spread."""
+
+    __slots__ = ("_program",)
+
+    def __init__(self, program: partition.Program, name: str, donates: bool) -> None:
+        super().__init__(None, [], name, donates)
+        self._program = program
+
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        if client.forked:
+            raise client.fork_error()
+        if self.donates and _waiting:
+            _waiting[-1]()
+        STATISTICS.launches += 1
+        try:
+            return self._program(arrays)
+        except jax_door.XlaError as error:
+            raise errors.from_xla(error, f"running {self.name}") from error
+
+    def hlo(self) -> str:
+        return self._program.ran().get_hlo_text()
+
+    def memory(self) -> Any:
+        return self._program.ran().get_compiled_memory_stats()
+
+
 # What runs the operators that were recorded and still need their arguments' memory, while there are any.
 _waiting: list[Callable[[], None]] = []
 
@@ -130,7 +157,7 @@ class _Progress:
 
 def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Sequence[int] = (),
           options: dict[str, Any] | None = None, graph: bool = False, replicas: Sequence[Any] = (),
-          cause: str = "") -> Executable:
+          cause: str = "", pins: Callable[[], Sequence[tuple[int, int]]] | None = None) -> Executable:
     """Traces `fn` over flat arguments and compiles it, or loads it from the disk cache.
 
     Args:
@@ -142,8 +169,11 @@ def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Seque
         graph: a compiled graph (as against one eager operator); it is listed in the statistics.
         replicas: the devices of all processes that run the program together, for one with collectives.
         cause: why a graph is compiled, for the statistics.
+        pins: gives, once `fn` is traced, (result, argument) of results that go to the memory of an argument.
     """
-    return Recorded(fn, avals, name, donate).compile(options, graph, replicas, cause)
+    recorded = Recorded(fn, avals, name, donate)
+    recorded.pins = pins() if pins is not None else None
+    return recorded.compile(options, graph, replicas, cause)
 
 
 class Recorded:
@@ -152,9 +182,10 @@ class Recorded:
     Attributes:
         jaxpr: what it computes; holds nothing that the function holds.
         results: shapes and dtypes of its flat results.
+        pins: which result is written to the memory of which argument, where that is known.
     """
 
-    __slots__ = ("_avals", "_donate", "_name", "_trace_s", "_traced", "jaxpr", "results")
+    __slots__ = ("_avals", "_donate", "_name", "_trace_s", "_traced", "jaxpr", "pins", "results")
 
     def __init__(self, fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Sequence[int] = ()) -> None:
         begin = time.perf_counter()
@@ -164,6 +195,7 @@ class Recorded:
         self.results = jax_door.results(self._traced)
         self._avals, self._name, self._donate = avals, name, donate
         self._trace_s = time.perf_counter() - begin
+        self.pins: Sequence[tuple[int, int]] | None = None
 
     def release(self) -> None:
         """Lets go of the function; compiling it later traces its jaxpr again."""
@@ -171,6 +203,8 @@ class Recorded:
 
     def compile(self, options: dict[str, Any] | None = None, graph: bool = False,
                 replicas: Sequence[Any] = (), cause: str = "") -> Executable:
+        if partition.current is not None and not replicas:
+            return self._partitioned(options, graph, cause)
         begin = time.perf_counter()
         with dynamo_door.untraced():
             if self._traced is None:
@@ -184,24 +218,44 @@ class Recorded:
         return _compile(module, self.results, self._name, self._trace_s, bool(self._donate), options, graph, replicas,
                         cause)
 
+    def _partitioned(self, options: dict[str, Any] | None, graph: bool, cause: str) -> Executable:
+        name, trace_s, self._traced = self._name, self._trace_s, None
+
+        def obtain(module: Any, xla_options: Any, chips: Sequence[Any]) -> Any:
+            device = client.get().device
+            return _obtain(module, name, trace_s, xla_options, chips, graph, cause,
+                           lambda text: cache_key.key(text, device, options, chips, xla_options))
+
+        program = partition.Program(self.jaxpr, self._avals, self.results, self._donate, self.pins, obtain, options)
+        return Partitioned(program, name, bool(self._donate))
+
 
 def _compile(module: Any, results: Sequence[Any], name: str, trace_s: float, donates: bool,
              options: dict[str, Any] | None, graph: bool, replicas: Sequence[Any],
              cause: str) -> Executable:
     device = client.get().device
-    begin = time.perf_counter()
     xla_options = jax_door.compile_options(device, options, replicas)
+    loaded = _obtain(module, name, trace_s, xla_options, replicas or (device,), graph, cause,
+                     lambda text: cache_key.key(text, device, options, replicas))
+    return Executable(loaded, jax_door.outputs(results, device), name, donates)
+
+
+def _obtain(module: Any, name: str, trace_s: float, xla_options: Any, chips: Sequence[Any], graph: bool, cause: str,
+            key_of: Callable[[bytes], str]) -> Any:
+    """An executable of XLA's, from the disk cache (under `key_of` the module's text) or compiled."""
+    device = client.get().device
+    begin = time.perf_counter()
 
     def make() -> Any:
         try:
             with _Progress(name):
-                return jax_door.compile_module(module, device, xla_options, replicas)
+                return jax_door.compile_module(module, device, xla_options, chips)
         except jax_door.XlaError as error:
             raise errors.from_xla(error, f"compiling {name}") from error
 
     def load(payload: bytes) -> Any:
         try:
-            return jax_door.load_executable(payload, device, xla_options, replicas)
+            return jax_door.load_executable(payload, device, xla_options, chips)
         except jax_door.XlaError as error:
             raise cache.Unusable(f"XLA does not load ({str(error).strip().splitlines()[0]})") from error
 
@@ -215,7 +269,7 @@ def _compile(module: Any, results: Sequence[Any], name: str, trace_s: float, don
     if disk is None or not disk.usable:
         loaded, kept = make(), False
     else:
-        key = cache_key.key(jax_door.module_bytes(module), device, options, replicas)
+        key = key_of(jax_door.module_bytes(module))
         loaded, kept = disk.get_or_make(key, name, cache_key.environment(), load, make, save)
     source = "disk" if kept else "compiled"
     done = time.perf_counter()
@@ -231,4 +285,4 @@ def _compile(module: Any, results: Sequence[Any], name: str, trace_s: float, don
             dump(name, "hlo.txt", loaded.get_hlo_text())
     if config.logs("compile"):
         print(f"torch_tpu: {source} {name}: trace {trace_s:.2f} s, XLA {done - begin:.2f} s", file=sys.stderr)
-    return Executable(loaded, jax_door.outputs(results, device), name, donates)
+    return loaded

@@ -17,11 +17,15 @@ import numpy as np
 from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import distributed as _distributed
+from jax._src import sharding as _sharding
+from jax._src import sharding_impls as _sharding_impls
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lax import lax as _lax
 from jax._src.lib import _jax
+from jax._src.lib import xla_client as _xla_client
 
 XlaError = _jax.JaxRuntimeError
+_IndivisibleError = _sharding.IndivisibleError
 
 
 class _Lowering(threading.local):
@@ -161,6 +165,86 @@ def execute(executable: Any, arrays: list[jax.Array], makers: list[Any]) -> list
     return executable.execute_sharded(arrays).consume_with_handlers(makers)
 
 
+# Programs that XLA divides among the chips of a mesh
+
+
+def mesh(chips: Sequence[Any], axes: dict[str, int]) -> Any:
+    """A JAX mesh whose shardings XLA propagates."""
+    return jax.sharding.Mesh(np.array(chips, dtype=object).reshape(tuple(axes.values())), tuple(axes))
+
+
+def named_sharding(grid: Any, spec: Sequence[Any]) -> Any:
+    return jax.sharding.NamedSharding(grid, jax.sharding.PartitionSpec(*spec))
+
+
+def on_mesh(sharding: Any, grid: Any) -> bool:
+    return isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh is grid
+
+
+def spread(array: jax.Array, sharding: Any) -> jax.Array:
+    """The array's values on the chips of a sharding, keeping 64-bit dtypes."""
+    with x64():
+        return jax.device_put(array, sharding)
+
+
+def put_parts(value: np.ndarray, sharding: Any) -> jax.Array:
+    """A NumPy array on the chips of a sharding, each of which gets only its own part."""
+    chips = list(sharding.mesh.devices.flat)
+    indices = sharding.devices_indices_map(value.shape)
+    with x64():
+        aval = jax.core.ShapedArray(value.shape, value.dtype)
+        return _jax.batched_device_put(aval, sharding, [value[indices[chip]] for chip in chips], chips)
+
+
+def lower_over(jaxpr: Any, avals: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any],
+               donate: Sequence[int]) -> Any:
+    """StableHLO of a traced function whose arguments are spread as `given`, and its results as `wanted` (None: as XLA
+    likes)."""
+    with x64():
+        def program(*arrays: Any) -> list[Any]:
+            return replay(jaxpr, arrays)
+
+        jitted = jax.jit(program, in_shardings=tuple(given), out_shardings=list(wanted),
+                         donate_argnums=tuple(donate), keep_unused=True)
+        return jitted.trace(*avals).lower().compiler_ir("stablehlo")
+
+
+def partition_options(chips: Sequence[Any], free: Sequence[bool], overrides: dict[str, Any] | None = None) -> Any:
+    """For one program divided among chips. `free`: of each result, whether XLA chooses how it is spread."""
+    assignment = np.array([[chip.id for chip in chips]])
+    options = _compiler.get_compile_options(1, len(chips), device_assignment=assignment,
+                                            env_options_overrides=overrides or None, backend=chips[0].client)
+    options.executable_build_options.allow_spmd_sharding_propagation_to_output = list(free)
+    return options
+
+
+def output_specs(executable: Any, grid: Any, ranks: Sequence[int]) -> list[tuple[Any, ...] | None]:
+    """How an executable's results, of so many dimensions, are spread over the mesh; None where its axes have no name
+    for it."""
+    found = executable.get_output_shardings() or []
+    if len(found) == 1 and len(ranks) > 1:  # XLA keeps one where all are equal
+        found = list(found) * len(ranks)
+    if len(found) != len(ranks):
+        raise RuntimeError(f"tpu: XLA states {len(found)} output shardings for {len(ranks)} results")
+    return [_spec(sharding, grid, rank) for sharding, rank in zip(found, ranks)]
+
+
+def _spec(sharding: Any, grid: Any, rank: int) -> tuple[Any, ...] | None:
+    try:
+        parsed = _sharding_impls.parse_flatten_op_sharding(sharding, grid)[0]
+    except (ValueError, NotImplementedError, _IndivisibleError):
+        return None
+    names = tuple(axes if isinstance(axes, tuple) else (() if axes is None else (axes,)) for axes in parsed)
+    return tuple(None if not n else n[0] if len(n) == 1 else n for n in names) if len(names) <= rank else None
+
+
+def outputs_over(infos: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """As `outputs`, of a program over a mesh."""
+    with x64():
+        return [_jax.array_result_handler(jax.core.ShapedArray(info.shape, info.dtype), sharding, committed=True,
+                                          _skip_checks=True) for info, sharding in zip(infos, shardings)]
+
+
 def client_version(device: Any) -> str:
     return f"{device.client.platform} {device.client.platform_version}"
 
@@ -172,6 +256,20 @@ def backends_started() -> bool:
 def coordinator(address: str, world: int) -> Any:
     """JAX's coordination service, served by rank 0. It ends no process: the process groups watch over the ranks."""
     return _jax.get_distributed_runtime_service(address, world, heartbeat_timeout=100)
+
+
+def virtual_chips(count: int) -> None:
+    """Before JAX starts: its CPU client shows this many devices in this process (as the option jax_num_cpu_devices
+    would for the user's JAX code, too)."""
+    factory = _xla_bridge._backend_factories["cpu"]
+
+    def make_cpu_client() -> Any:
+        state = _distributed.global_state
+        return _xla_client.make_cpu_client(
+            asynchronous=_xla_bridge._CPU_ENABLE_ASYNC_DISPATCH.value, distributed_client=state.client,
+            node_id=state.process_id, num_nodes=state.num_processes, collectives=None, num_devices=count)
+
+    _xla_bridge._backend_factories["cpu"] = dataclasses.replace(factory, factory=make_cpu_client)
 
 
 def connect(address: str, rank: int, world: int, seconds: int, own_address: str) -> Any:

@@ -7,18 +7,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import client, dtypes, jax_door
+from . import client, dtypes, jax_door, partition
 
 _SCALARS: dict[tuple[type, Any, Any], Any] = {}
 _SCALAR_LIMIT = 8192
 
 
-def to_device(tensor: torch.Tensor) -> Any:
+def to_device(tensor: torch.Tensor, sharding: Any = None) -> Any:
     """A JAX array with the values of a CPU tensor, in its logical shape. Always a copy: later writes to the tensor
-    do not reach the device."""
+    do not reach the device. On a mesh every chip gets it, or (with a sharding) its part."""
     kind = dtypes.to_numpy(tensor.dtype)
     chip = client.get()
     tensor = tensor.detach().resolve_conj().resolve_neg()
+    if partition.current is not None:
+        return partition.current.put(_numpy(tensor.contiguous(), kind), sharding or partition.current.replicated)
     if chip.platform.virtual and tensor.numel():
         # One copy, by torch, into memory of torch's own alignment (64 bytes), which XLA then uses as it is.
         own = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -33,13 +35,22 @@ def to_host(array: Any) -> torch.Tensor:
     array.block_until_ready()
     if array.size == 0:
         return torch.empty(array.shape, dtype=dtypes.to_torch(array.dtype))
-    if chip.platform.virtual:
+    if partition.current is not None and array.is_fully_replicated:
+        array = array.addressable_data(0)
+    if len(array.devices()) == 1 and chip.platform.virtual:
         return torch.utils.dlpack.from_dlpack(jax_door.export_dlpack(array)).clone()
     host = np.array(array)
     kind = dtypes.to_torch(host.dtype)
     if kind in _NUMPY_NATIVE:
         return torch.from_numpy(host)
     return torch.from_numpy(host.view(np.dtype(f"u{host.dtype.itemsize}"))).view(kind)
+
+
+def host_value(value: np.ndarray) -> Any:
+    """A small array that the host computed (a scalar, random keys), for a program; nobody may change `value` later."""
+    if partition.current is not None:
+        return partition.current.put(value, partition.current.replicated)
+    return jax_door.put(value, client.get().device)
 
 
 def scalar(value: Any, kind: np.dtype) -> Any:
@@ -49,7 +60,7 @@ def scalar(value: Any, kind: np.dtype) -> Any:
         key = (type(value), repr(value), kind)
     found = _SCALARS.get(key)
     if found is None:
-        found = jax_door.put(np.asarray(value, kind), client.get().device)
+        found = host_value(np.asarray(value, kind))
         if len(_SCALARS) >= _SCALAR_LIMIT:
             _SCALARS.clear()
         _SCALARS[key] = found
@@ -69,6 +80,12 @@ def number(value: float | int) -> Any:
             _NUMBERS.clear()
         _NUMBERS[value] = found
     return found[1]
+
+
+def clear() -> None:
+    """Forgets the scalars that are kept on the device."""
+    _SCALARS.clear()
+    _NUMBERS.clear()
 
 
 _NUMPY_NATIVE = {torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16,

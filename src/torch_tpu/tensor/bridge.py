@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import torch
 
-from ..runtime import client, dtypes
+from ..runtime import client, dtypes, partition
 from . import buffer
 
 
@@ -55,7 +55,8 @@ def from_jax(array: Any) -> torch.Tensor:
     chip = client.get().device
     if array.is_deleted():
         raise ValueError("from_jax: the array was deleted or donated")
-    if array.devices() != {chip}:
+    mesh = partition.current
+    if array.devices() != {chip} and (mesh is None or array.devices() != set(mesh.chips)):
         raise ValueError(f"from_jax: the array lies on {sorted(map(str, array.devices()))}, this process's chip is "
                          f"{chip}; move it with jax.device_put(array, jax.local_devices(backend="
                          f"{client.get().platform.name!r})[0])")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..runtime import dtypes, memory, transfer
+from ..runtime import dtypes, memory, partition, transfer
 from . import torch_door
 
 
@@ -72,9 +72,12 @@ class Buffer:
         self._host: torch.Tensor | None = None
         self._size: int | None = None
         self._bytes = 0
-        if kind.nbytes:
-            memory.reserve(kind.nbytes)
-            self._bytes = kind.nbytes
+        nbytes = kind.nbytes
+        if nbytes:
+            if partition.current is not None:
+                nbytes = partition.chip_bytes(array, nbytes)
+            memory.reserve(nbytes)
+            self._bytes = nbytes
 
     @classmethod
     def uncounted(cls, kind: Kind) -> Buffer:
@@ -143,12 +146,34 @@ class Buffer:
         if array.shape != self.kind.shape or array.dtype != self.kind.dtype:
             self.kind = kind(array.shape, array.dtype)
         self.shared = False
+        if partition.current is not None:
+            self._recount()
+
+    def _recount(self) -> None:
+        """On a mesh: the memory of one chip that the array takes, which depends on how it is spread."""
+        now = partition.chip_bytes(self._array, self.kind.nbytes) if self._bytes else 0
+        if now != self._bytes:
+            memory.release(self._bytes)
+            self._bytes = now
+            memory.reserve(now)
 
     def replace(self, array: Any) -> None:
         """Takes a new array of the same shape and dtype."""
         self._array = array
         self._host = self.mirror = None
         self.shared = False
+
+    def spread(self, sharding: Any) -> None:
+        """Spreads the data over the chips of the mesh; what is still on the host gets there in parts."""
+        if self._array is None and self._size is None:
+            host = self._host if self._host is not None else self.mirror
+            typed = torch.zeros(self.shape, dtype=self.kind.torch_dtype) if host is None \
+                else host.view(self.kind.torch_dtype).view(self.shape)
+            self.rebind(transfer.to_device(typed, sharding))
+        else:
+            shared = self.shared
+            self.rebind(partition.current.spread(self.array(), sharding))  # type: ignore[union-attr]
+            self.shared = shared
 
     def share(self, other: Buffer) -> None:
         """Takes the other's data without a copy, until one of the two is written."""

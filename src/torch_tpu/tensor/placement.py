@@ -1,0 +1,121 @@
+"""How a tensor's data is spread over the chips of the process's mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..runtime import partition
+from ..runtime.partition import Spec
+from . import buffer
+
+
+def _order(tensor: torch.Tensor, held: buffer.Buffer) -> tuple[int, ...]:
+    """Which dimension of the tensor each dimension of its memory is.
+
+    Raises:
+        ValueError: the tensor is a part of its memory, or has gaps.
+    """
+    order = buffer.dense_order(tensor.shape, tensor.stride())
+    if order is not None and tensor.storage_offset() == 0:
+        shape = tuple(tensor.shape[d] for d in order)
+        if shape == held.shape:
+            return order
+        if tensor.numel() * tensor.element_size() == held.capacity() and held.capacity():
+            held.rebind(buffer_view(held, shape, tensor))
+            return order
+    raise ValueError(f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} that is a window on a "
+                     "larger storage cannot be spread over chips by itself; spread the whole, or clone() it")
+
+
+def buffer_view(held: buffer.Buffer, shape: tuple[int, ...], tensor: torch.Tensor) -> Any:
+    """The memory as an array of the tensor's own shape."""
+    copied = tensor.detach().clone(memory_format=torch.preserve_format)
+    fresh = buffer.of(copied)
+    assert fresh is not None
+    if fresh.shape != shape:
+        raise ValueError(f"memory of shape {held.shape} cannot be laid out as {shape}")
+    return fresh.array()
+
+
+def spread(tensor: torch.Tensor, spec: Spec) -> None:
+    """Spreads a tensor's data; every view of its memory sees the same values as before.
+
+    Args:
+        tensor: on tpu, all of its storage.
+        spec: for each dimension None (every chip has it whole), the name of an axis of the mesh, or several names.
+
+    Raises:
+        ValueError: an unknown or repeated axis, too many dimensions, a size that the axis does not divide, or a tensor
+            that is a part of its storage.
+        TypeError: not a tensor on tpu.
+    """
+    mesh = partition.current
+    assert mesh is not None
+    held = buffer.of(tensor)
+    if held is None:
+        raise TypeError(f"a mesh spreads tensors on tpu, got one on {tensor.device}; move it with .to('tpu')")
+    check(mesh.axes, tuple(tensor.shape), spec)
+    full = (*spec, *(None,) * (tensor.dim() - len(spec)))
+    held.spread(mesh.sharding(tuple(full[d] for d in _order(tensor, held))))
+
+
+def check(axes: dict[str, int], shape: Sequence[int], spec: Spec) -> None:
+    """Raises ValueError where the spec does not suit the shape."""
+    if len(spec) > len(shape):
+        raise ValueError(f"a layout of {len(spec)} dimensions {spec} for a tensor of {len(shape)}, {tuple(shape)}")
+    names = [name for part in spec if part is not None for name in ((part,) if isinstance(part, str) else part)]
+    for name in names:
+        if name not in axes:
+            raise ValueError(f"the mesh has no axis {name!r}; its axes are {', '.join(axes)}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"an axis divides one dimension only, got {spec}")
+    for dim, part in enumerate(spec):
+        parts = 1
+        for name in (part,) if isinstance(part, str) else part or ():
+            parts *= axes[name]
+        if shape[dim] % parts:
+            raise ValueError(f"dimension {dim} of shape {tuple(shape)} cannot be divided into {parts} equal parts "
+                             f"(layout {spec}); leave it None, or pad it")
+
+
+def spec_of(tensor: torch.Tensor) -> Spec | None:
+    """How a tensor's data is spread, a name (or names, or None) for each dimension; None where it is not on the mesh
+    yet, or lies in another order."""
+    mesh = partition.current
+    held = buffer.of(tensor)
+    order = buffer.dense_order(tensor.shape, tensor.stride())
+    if mesh is None or held is None or order is None or len(order) != len(held.shape):
+        return None
+    names = partition.spec_of(held.array(), mesh)
+    if names is None:
+        return None
+    found: list[Any] = [None] * tensor.dim()
+    for place, dim in enumerate(order):
+        found[dim] = names[place]
+    return tuple(found)
+
+
+def batch(tensor: torch.Tensor) -> None:
+    """Divides a whole tensor on tpu by its first dimension among the chips of the batch axes, where that works out."""
+    mesh = partition.current
+    held = buffer.of(tensor)
+    if mesh is None or held is None or not mesh.batch_axes or not tensor.dim() or not tensor.is_contiguous():
+        return
+    if held.shape != tuple(tensor.shape) or tensor.shape[0] % mesh.parts(mesh.batch_axes):
+        return
+    if held.written() and partition.spec_of(held.array(), mesh) not in (None, (None,) * tensor.dim()):
+        return  # spread already
+    held.spread(mesh.sharding((mesh.batch_axes if len(mesh.batch_axes) > 1 else mesh.batch_axes[0],)))
+
+
+def alike(held: buffer.Buffer, pattern: buffer.Buffer) -> None:
+    """Spreads new memory as that it was made like (an optimizer's state lies as its parameter does)."""
+    mesh = partition.current
+    if mesh is None or pattern.shape != held.shape:
+        return
+    spec = partition.spec_of(pattern.array(), mesh)
+    if spec is not None and any(spec):
+        held.spread(mesh.sharding(spec))
