@@ -55,7 +55,7 @@ class _Lowered:
 
 
 def _lower(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Sequence[int] = (),
-           options: Any = None, graph: bool = False, replicas: Any = (), cause: str = "") -> _Lowered:
+           options: Any = None, graph: bool = False, replicas: Any = (), cause: str = "", pins: Any = None) -> _Lowered:
     with dynamo_door.untraced():
         return _Lowered(jax_door.module_bytes(jax_door.lower(jax_door.trace(fn, avals, donate), "tpu")), avals)
 

@@ -200,7 +200,7 @@ def lower_over(jaxpr: Any, avals: Sequence[Any], given: Sequence[Any], wanted: S
                donate: Sequence[int]) -> Any:
     """StableHLO of a traced function whose arguments are spread as `given`, and its results as `wanted` (None: as XLA
     likes)."""
-    with x64():
+    with x64(), lowering.ours():
         def program(*arrays: Any) -> list[Any]:
             return replay(jaxpr, arrays)
 
