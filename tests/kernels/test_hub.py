@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import compare, compare_grad
 from torch.nn import functional as F
 
+from conftest import compare, compare_grad
 from torch_tpu import aot
 
 kernels = pytest.importorskip("kernels", reason="the extra [kernels] is not installed")
@@ -147,7 +147,8 @@ def test_kernelize_leaves_other_devices_alone():
 
 @on_linux
 def test_a_kernelized_model_for_a_chip():
-    made = aot.compile(kernelized(kernels.Mode.INFERENCE).bfloat16(), torch.empty(8, 128, dtype=torch.bfloat16), "v5e-1")
+    model = kernelized(kernels.Mode.INFERENCE).bfloat16()
+    made = aot.compile(model, torch.empty(8, 128, dtype=torch.bfloat16), "v5e-1")
     assert made.report.fits and made.hlo.count('custom_call_target="tpu_custom_call"') == 1
 
 
