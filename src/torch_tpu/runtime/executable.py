@@ -176,6 +176,15 @@ def build(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Seque
     return recorded.compile(options, graph, replicas, cause)
 
 
+def of_module(module: Any, results: Sequence[Any], name: str) -> Executable:
+    """Compiles an MLIR module, or loads it from the disk cache.
+
+    Args:
+        results: jax.ShapeDtypeStruct of each of its results.
+    """
+    return _compile(module, results, name, 0.0, False, None, False, (), "")
+
+
 class Recorded:
     """A function traced over flat arguments, not compiled yet. See `build` for the arguments.
 

@@ -20,6 +20,7 @@ from jax._src import distributed as _distributed
 from jax._src import sharding as _sharding
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import mlir as _mlir
 from jax._src.lax import lax as _lax
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
@@ -130,6 +131,20 @@ def weak(value: Any, kind: type) -> Any:
 def module_bytes(module: Any) -> bytes:
     """The module as text without source locations, so that equal programs give equal bytes."""
     return str(module.operation.get_asm(enable_debug_info=False)).encode()
+
+
+def parse_module(exported: bytes) -> Any:
+    """The MLIR module of a portable artifact, as jax.export serialises it."""
+    with _mlir.make_ir_context():
+        return _jax.mlir.deserialize_portable_artifact(exported)
+
+
+def module_arguments(module: Any) -> int:
+    """How many arguments a module's main function takes."""
+    for operation in module.body.operations:
+        if "main" in str(operation.attributes["sym_name"]):
+            return len(operation.attributes["function_type"].value.inputs)
+    raise ValueError("the module has no main function")
 
 
 def compile_options(device: Any, overrides: dict[str, Any] | None = None, replicas: Sequence[Any] = ()) -> Any:
