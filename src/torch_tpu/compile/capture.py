@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..distributed import captured
+from ..distributed import graph as collectives
+from ..distributed.captured import Collective
 from ..eager import execute, fallback, oracle, overlap, random
 from ..eager import plan as plans
 from ..lowering import strided
@@ -112,6 +116,16 @@ class Recorder(TorchDispatchMode):
         self.in_optimizer = False
         self.paused = False
         self._begin = torch_door.moment()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """What is done here is no part of the step; tensors made here were there before it."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+            self._begin = torch_door.moment()
 
     # -- values and tensors
 
@@ -217,6 +231,9 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        if func.namespace == "c10d":
+            raise errors.CaptureError(f"{func} at {where()}: a collective of CPU tensors would run only once, while "
+                                      "the step is captured. Move the tensors to the device, or do it outside the step")
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         device = kwargs.get("device")
         here = any(leaf.device.type == "tpu" for leaf in leaves)
@@ -260,9 +277,8 @@ class Recorder(TorchDispatchMode):
             raise errors.CaptureError(
                 f"{func} at {where()}: the size or the branch it leads to depends on values that the step computes. "
                 "Use a form of fixed size (torch.where, masked_fill, topk), or do it outside the step")
-        if func.namespace in ("c10d", "_c10d_functional"):
-            raise errors.CaptureError(f"{func} at {where()}: collectives cannot be captured by compile_step; use "
-                                      "torch.compile(model) with DistributedDataParallel")
+        if func.namespace == "_c10d_functional":
+            return self._functional_collective(func, args)
         plan = plans.make(func)
         if plan is not None:
             return self.run(plan, args, kwargs)
@@ -317,6 +333,25 @@ class Recorder(TorchDispatchMode):
         self.tape.entries.append(entry)
         values = [given[what] if kind == "argument" else results[plan.fresh[what]] for kind, what in plan.returns]
         return values[0] if len(values) == 1 else (None if not values else tuple(values))
+
+    def collective(self, what: Collective, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Puts a collective on the tape, whose results go to the outputs."""
+        entry = Entry(what.text, None, [self.read(tensor) for tensor in inputs], {}, where(), collective=what)
+        for position, output in enumerate(outputs):
+            self._write(entry, (position,), output)
+        self.tape.entries.append(entry)
+
+    def _functional_collective(self, func: Any, args: Any) -> Any:
+        if collectives.waits(str(func)):
+            return args[0]
+        what = captured.functional(func, args)
+        if what is None:
+            raise errors.CaptureError(f"{func} at {where()} cannot be part of a compiled step; do it outside the step")
+        entry = Entry(what.text, None, [self.read(args[0])], {}, where(), collective=what)
+        like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device="meta")
+        made = self._fresh(entry, (0,), func(like, *args[1:]), False)
+        self.tape.entries.append(entry)
+        return made
 
     def _fresh(self, entry: Entry, path: tuple[int, ...], meta: Any, many: bool) -> Any:
         if meta is None:

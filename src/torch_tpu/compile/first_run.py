@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils import _pytree as pytree
 
+from ..distributed import captured
 from ..runtime import errors, transfer
 from ..tensor import buffer, placement
 from . import capture, compile_doors, results, symbol, tape, variant
@@ -63,7 +64,7 @@ class Run:
         args, kwargs = pytree.tree_unflatten(flat, pytree.tree_flatten((self.args, self.kwargs))[1])
         try:
             with _only_new_garbage():
-                with self._around(), capture.Watch(recorder), recorder:
+                with self._around(), captured.recording(recorder), capture.Watch(recorder), recorder:
                     before = _host_random()
                     result = [self.step._function(*args, **kwargs)]
                     if _host_random() != before:

@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from ..distributed import graph as collectives
+from ..distributed.captured import Collective
 from ..eager.plan import Plan
 from ..lowering import promotion, strided, table
-from ..runtime import dtypes, executable, jax_door
+from ..runtime import dtypes, errors, executable, jax_door
 from ..tensor import buffer
 from . import symbol, tape_rewrite
 
@@ -77,6 +79,7 @@ class Entry:
     pick: list[tuple[Any, Fresh | Written]] = field(default_factory=list)  # which result, and what becomes of it
     made: list[Value] = field(default_factory=list)
     select: bool = False  # keeps the old value (second argument) where the first is true, else takes the third
+    collective: Collective | None = None  # instead of a lowering
 
     def reads(self) -> list[Read]:
         found: list[Read] = []
@@ -89,7 +92,8 @@ class Entry:
 
     def constant(self) -> bool:
         """Whether it computes the same at every step."""
-        return not self.sources() and self.key is None and not _symbolic([self.positional, list(self.named.values())])
+        return not self.sources() and self.key is None and self.collective is None \
+            and not _symbolic([self.positional, list(self.named.values())])
 
 
 @dataclass(frozen=True)
@@ -122,8 +126,11 @@ def results(plan_returns: int, result: Any) -> list[Any]:
     return list(result) if isinstance(result, tuple | list) else [result]
 
 
-def call(entry: Entry, tensor: Callable[[Read], Any], number: Callable[[Symbolic], Any], keys: Any) -> Any:
-    """Calls the lowering."""
+def call(entry: Entry, tensor: Callable[[Read], Any], number: Callable[[Symbolic], Any], keys: Any,
+         scope: collectives.Scope | None = None) -> Any:
+    """Calls the lowering, or the collective in the scope of its program."""
+    if entry.collective is not None:
+        return entry.collective.run(scope, *map(tensor, entry.positional))
 
     def real(value: Any) -> Any:
         if isinstance(value, Read):
@@ -172,6 +179,21 @@ class Program:
     inputs: list[Value]
     updated: list[int]  # which inputs the first outputs are the new values of
     donated: list[int]
+    scope: collectives.Scope | None  # the processes that run it together, if it has collectives
+    name: str
+
+    def run(self, arrays: list[Any]) -> list[Any]:
+        """Its outputs. With collectives it is watched, as these are."""
+        if self.scope is None:
+            return self.executable(arrays)
+        return collectives.launch(self.scope, self.name, self.executable, arrays)
+
+
+def _scope(entries: Sequence[Entry]) -> collectives.Scope | None:
+    try:
+        return collectives.scope_of(entry.collective.group for entry in entries if entry.collective is not None)
+    except NotImplementedError as error:
+        raise errors.CaptureError(str(error)) from error
 
 
 class Tape:
@@ -222,6 +244,7 @@ class Tape:
         updated = sorted(updated, key=lambda pair: at[pair[0]])  # the order of capture depends on who owns the memory
         donated = [at[before] for before, _ in updated] if donate else []
         finals = [after for _, after in updated] + outputs
+        scope = _scope(entries)
         text = self._text(entries, order, literals, finals, donated, numbers)
         signature = hashlib.sha256(text.encode()).hexdigest()
         found = cache.get(signature)
@@ -231,12 +254,13 @@ class Tape:
             if self.keys:
                 avals.append(jax.ShapeDtypeStruct((self.keys, 2), np.uint32))
             found = cache[signature] = make(
-                self._function(entries, order, numbers, finals), avals, name, sorted(set(donated)), xla, graph=True,
-                cause=cause, pins=lambda: [(number, at[before]) for number, (before, _) in enumerate(updated)])
-        return Program(found, order, [at[before] for before, _ in updated], donated)
+                self._function(entries, order, numbers, finals, scope), avals, name, sorted(set(donated)), xla,
+                graph=True, replicas=collectives.replicas(scope), cause=cause,
+                pins=lambda: [(number, at[before]) for number, (before, _) in enumerate(updated)])
+        return Program(found, order, [at[before] for before, _ in updated], donated, scope, name)
 
     def _function(self, entries: list[Entry], inputs: list[Value], numbers: list[Any],
-                  finals: list[Value]) -> Callable[..., list[Any]]:
+                  finals: list[Value], scope: collectives.Scope | None) -> Callable[..., list[Any]]:
         def program(*arrays: Any) -> list[Any]:
             at: dict[Value, Any] = dict(zip(inputs, arrays))
             given = {which: array for (which, _), array in zip(numbers, arrays[len(inputs):])}
@@ -268,7 +292,7 @@ class Tape:
 
             for entry in entries:
                 try:
-                    self._run(entry, at, array, tensor, number, keys)
+                    self._run(entry, at, array, tensor, number, keys, scope)
                 except (TypeError, ValueError, IndexError, NotImplementedError) as error:
                     raise RuntimeError(f"lowering {entry.name}, called at {entry.where}, failed: "
                                        f"{type(error).__name__}: {error}") from error
@@ -278,12 +302,12 @@ class Tape:
 
     @staticmethod
     def _run(entry: Entry, at: dict[Value, Any], array: Callable[[Value], Any], tensor: Callable[[Read], Any],
-             number: Callable[[Symbolic], Any], keys: Any) -> None:
+             number: Callable[[Symbolic], Any], keys: Any, scope: collectives.Scope | None) -> None:
         if entry.select:
             condition, old, new = (tensor(read) for read in entry.positional)
             at[entry.made[0]] = jnp.where(condition.reshape(()) != 0, old, new)
             return
-        result = call(entry, tensor, number, keys)
+        result = call(entry, tensor, number, keys, scope)
         for (which, target), value in zip(entry.pick, entry.made):
             part = result
             for index in which:

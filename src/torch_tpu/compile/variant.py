@@ -182,7 +182,7 @@ class Variant:
         if self.draws:
             arrays.append(transfer.host_value(_draw(self.draws)))
         self.calls += 1
-        return self.program.executable(arrays)
+        return self.program.run(arrays)
 
     def inputs(self, flat: list[Any]) -> list[Any]:
         """The buffers of the program's inputs now."""

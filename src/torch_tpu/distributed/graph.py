@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..lowering.collective import Groups
 from . import program, watchdog
 
 Node = torch.fx.Node
+_WAITS = ("_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default")
 _REDUCERS = {"sum": "sum", "avg": "avg", "product": "prod", "min": "min", "max": "max", "band": "band", "bor": "bor",
              "bxor": "bxor"}
 
@@ -39,14 +40,19 @@ class Scope:
         return self.groups[name]
 
 
+def waits(name: str) -> bool:
+    """Whether an operator does no more than wait for its argument, as a program's parts do by themselves."""
+    return name in _WAITS
+
+
 def is_collective(node: Node) -> bool:
     return node.op == "call_function" and str(node.target).startswith("_c10d_functional.")
 
 
-def _group(node: Node) -> Any:
+def _group(args: Sequence[Any]) -> Any:
     from .group import TpuProcessGroup
 
-    names = [a for a in node.args if isinstance(a, str)]
+    names = [a for a in args if isinstance(a, str)]
     if not names:
         return None
     group = torch._C._distributed_c10d._resolve_process_group(names[-1])  # type: ignore[arg-type]
@@ -56,16 +62,22 @@ def _group(node: Node) -> Any:
 def supports(node: Node) -> bool:
     """Whether the collective can be part of an executable."""
     name = str(node.target)
-    if name == "_c10d_functional.wait_tensor.default":
-        return True
-    if name not in _LOWERED or not _on_device(node):
-        return False
-    group = _group(node)
+    return waits(name) or (_on_device(node) and lowered(name, node.args) is not None)
+
+
+def lowered(name: str, args: Sequence[Any]) -> tuple[Any, Callable[..., Any]] | None:
+    """The process group of a functional collective, and what computes it from the scope and the arguments; None where
+    it cannot be part of a program."""
+    if name not in _LOWERED:
+        return None
+    group = _group(args)
     if group is None:
-        return False
-    if name == "_c10d_functional.all_to_all_single.default":
-        return all(_equal(node.args[i]) for i in (1, 2))
-    return name != "_c10d_functional.all_reduce.default" or node.args[1] in _REDUCERS
+        return None
+    if name == "_c10d_functional.all_to_all_single.default" and not all(_equal(args[i]) for i in (1, 2)):
+        return None
+    if name == "_c10d_functional.all_reduce.default" and args[1] not in _REDUCERS:
+        return None
+    return group, _LOWERED[name]
 
 
 def _equal(splits: Any) -> bool:
@@ -83,7 +95,16 @@ def scope(nodes: Sequence[Node]) -> Scope | None:
     Raises:
         NotImplementedError: groups of a size that does not divide the rest of the job.
     """
-    found = {group.group_name: group for node in nodes if is_collective(node) and (group := _group(node)) is not None}
+    return scope_of(group for node in nodes if is_collective(node) and (group := _group(node.args)) is not None)
+
+
+def scope_of(members: Iterable[Any]) -> Scope | None:
+    """Who runs a program with collectives of these process groups; None where there are none.
+
+    Raises:
+        NotImplementedError: as above.
+    """
+    found = {group.group_name: group for group in members}
     if not found:
         return None
     kinds = {group.ranks for group in found.values()}
@@ -114,7 +135,7 @@ def launch(where: Scope, name: str, run: Callable[[list[Any]], list[Any]], array
 def lower(node: Node, args: Sequence[Any], where: Scope | None) -> Any:
     """The collective's value."""
     name = str(node.target)
-    if name == "_c10d_functional.wait_tensor.default":
+    if waits(name):
         return args[0]
     assert where is not None
     return _LOWERED[name](where, *args)

@@ -16,7 +16,7 @@ import torch.distributed
 
 from ..lowering import collective
 from ..runtime import client, transfer
-from . import host, program, watchdog
+from . import captured, host, program, watchdog
 from .agreement import Agreement
 from .named import NamedGroup
 from .work import TpuWork
@@ -123,6 +123,9 @@ class TpuProcessGroup(NamedGroup):
         sizes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}[{t.numel()}]" for t in inputs)
         doing = f"{name}{detail}({sizes})"
         self.agreement.check(number, doing, timeout.total_seconds())
+        if captured.on():
+            captured.record(self, name, body, static, inputs, outputs, extra)
+            return TpuWork(self, number, doing, [], result, timeout)
         given = [*map(program.dense, inputs), *extra]
         arrays = watchdog.run(self, number, doing, timeout.total_seconds(),
                               lambda: program.run(name, body, static, given, self.ranks))

@@ -1,8 +1,12 @@
-"""DistributedDataParallel(find_unused_parameters=True), Trainer's default: its C++ reducer (torch 2.13) makes a pinned
-CPU tensor with empty_like and insists that it says it is pinned. A Python backend has no allocator for pinned memory,
+"""DistributedDataParallel (torch 2.13).
+
+With find_unused_parameters=True, Trainer's default, its C++ reducer makes a pinned CPU tensor with empty_like and
+insists that it says it is pinned. A Python backend has no allocator for pinned memory,
 and PJRT needs none, so from the first such module on an ordinary tensor may call itself pinned.
 
 Only then, because it puts a Python kernel under the CPU's empty_strided (20 microseconds at each clone or zeros_like).
+
+In a compiled step the reducer's buckets are put into their final order, which the ranks agree on, outside of it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from ..distributed import captured
 
 _library: torch.library.Library | None = None
 
@@ -59,3 +65,13 @@ def install() -> None:
         theirs(self, module, *args, **kwargs)
 
     kind.__init__ = init  # type: ignore[method-assign]
+    before = kind._pre_forward
+
+    @functools.wraps(before)
+    def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if captured.on() and torch.is_grad_enabled():
+            with captured.outside():
+                self.reducer._rebuild_buckets()
+        return before(self, *inputs, **kwargs)
+
+    kind._pre_forward = pre_forward  # type: ignore[method-assign]

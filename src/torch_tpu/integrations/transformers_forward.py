@@ -123,6 +123,6 @@ def _suits(model: Any, cache: Any, leaves: list[Any]) -> bool:
         return False
     if not config.CAPTURE.flag() or not compile_doors.compiles():
         return False
-    if torch.is_grad_enabled() or model.training or torch.distributed.is_initialized():
+    if torch.is_grad_enabled() or model.training:
         return False
     return all(isinstance(leaf, _PLAIN) for leaf in leaves)
