@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from . import graph
-
 if TYPE_CHECKING:
     from .graph import Scope
 
@@ -102,6 +100,8 @@ def record(group: Any, name: str, body: Callable[..., Sequence[Any]], static: tu
 
 def functional(func: Any, args: Sequence[Any]) -> Collective | None:
     """What an operator of `_c10d_functional` does with its first argument; None where a program cannot do it."""
+    from . import graph  # with JAX, which must not be loaded with torch
+
     found = graph.lowered(str(func), args)
     if found is None:
         return None

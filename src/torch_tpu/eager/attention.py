@@ -159,7 +159,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     keep = None
     if dropout_p > 0:
         shape = (*query.shape[:-1], key.shape[-2])
-        keep = torch.empty(shape, dtype=torch.bool, device=query.device).bernoulli_(1 - dropout_p)
+        keep = query.new_empty(shape, dtype=torch.bool).bernoulli_(1 - dropout_p)
     if transforms.active(query, key, value, attn_mask):
         return plain(query, key, value, attn_mask, keep, dropout_p, is_causal, scale)
     return torch.ops.tpu.sdpa(query, key, value, attn_mask, keep, dropout_p, is_causal, scale)[0]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ..distributed import captured
+from .torch_tensor import call_pinned, other_accelerator
 
 _library: torch.library.Library | None = None
 
@@ -28,13 +29,7 @@ def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: torch.d
                    device: Any = None, pin_memory: bool | None = None) -> torch.Tensor:
     span = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride))
     made = torch.empty(span, dtype=dtype, device="cpu").as_strided(size, stride)
-    if pin_memory:
-        made.untyped_storage()._tpu_pinned = True  # type: ignore[attr-defined]
-    return made
-
-
-def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
-    return getattr(tensor.untyped_storage(), "_tpu_pinned", False)
+    return call_pinned(made) if pin_memory else made
 
 
 def allow_pinned() -> None:
@@ -44,14 +39,11 @@ def allow_pinned() -> None:
         return
     _library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch says that the CPU has these kernels already
+        warnings.simplefilter("ignore")  # PyTorch says that the CPU has this kernel already
         _library.impl("empty_strided", _empty_strided, "CPU", allow_override=True)
-        _library.impl("is_pinned", _is_pinned, "CPU", allow_override=True)
 
 
 def install() -> None:
-    from .torch_tensor import other_accelerator
-
     if other_accelerator():
         return
     kind = torch.nn.parallel.DistributedDataParallel

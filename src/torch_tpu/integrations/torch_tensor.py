@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -40,9 +41,20 @@ def other_accelerator() -> bool:
                 or (torch.version.hip and os.path.exists("/dev/kfd")) or torch.version.xpu)
 
 
+def call_pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, whose memory says from now on that it is pinned."""
+    tensor.untyped_storage()._tpu_pinned = True  # type: ignore[attr-defined]
+    return tensor
+
+
 def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """A copy, as elsewhere, but in ordinary memory: PJRT needs no pinned memory."""
-    return tensor.detach().clone()
+    """A copy, as elsewhere, but in ordinary memory: PJRT needs no pinned memory. It says that it is pinned, since
+    FSDP2's CPU offload would otherwise pin it again, and lose track of it."""
+    return call_pinned(tensor.detach().clone())
+
+
+def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+    return getattr(tensor.untyped_storage(), "_tpu_pinned", False)
 
 
 def _pin_nothing() -> None:
@@ -50,6 +62,9 @@ def _pin_nothing() -> None:
     if not other_accelerator():
         _library = torch.library.Library("aten", "IMPL")
         _library.impl("_pin_memory", _pin_memory, "CPU")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch says that the CPU has this kernel already
+            _library.impl("is_pinned", _is_pinned, "CPU", allow_override=True)
 
 
 def _refuse_dlpack() -> None:
