@@ -1,39 +1,25 @@
 """Collectives of two and three ranks against gloo's, which runs in the same processes on CPU tensors."""
 
+from pathlib import Path
+
+import pytest
 from launcher import run
 
-AGAINST_GLOO = """
-    ops = ("SUM", "PRODUCT", "MIN", "MAX")
-    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int32,
-             torch.int64)
-    for kind in kinds:
-        for shape in ((), (1,), (7,), (3, 5)):
-            base = (torch.arange(1, 1 + max(1, torch.Size(shape).numel())).view(shape) + rank).to(kind)
-            for op in ops:
-                op = getattr(dist.ReduceOp, op)
-                got, want = base.to("tpu"), base.clone()
-                dist.all_reduce(got, op); dist.all_reduce(want, op)
-                close(got, want, f"{op} {kind} {shape}", 2e-2 if kind.itemsize == 2 else 1e-6, 1e-6)
-    for op in ("BAND", "BOR", "BXOR"):
-        got, want = torch.tensor([12 + rank, 10]).to("tpu"), torch.tensor([12 + rank, 10])
-        dist.all_reduce(got, getattr(dist.ReduceOp, op)); dist.all_reduce(want, getattr(dist.ReduceOp, op))
-        close(got, want, op)
-    mean = torch.full((3,), float(rank)).to("tpu"); dist.all_reduce(mean, dist.ReduceOp.AVG)
-    close(mean, torch.full((3,), (world - 1) / 2), "mean")
-    for kind in (torch.bool, torch.complex64, torch.float8_e4m3fn, torch.int16):
-        mine = torch.tensor([rank, 1, 0]).to(kind)
-        parts = [torch.zeros(3, dtype=kind, device="tpu") for _ in range(world)]
-        dist.all_gather(parts, mine.to("tpu"))
-        same([p.cpu().to(torch.complex64).tolist() for p in parts],
-             [torch.tensor([r, 1, 0]).to(kind).to(torch.complex64).tolist() for r in range(world)], f"gather {kind}")
-        one = mine.to("tpu"); dist.broadcast(one, world - 1)
-        same(one.cpu().to(torch.complex64).tolist(),
-             torch.tensor([world - 1, 1, 0]).to(kind).to(torch.complex64).tolist(), f"broadcast {kind}")
-"""
+SCRIPT = (Path(__file__).parent / "against_gloo.py").read_text()
 
 
-def test_every_reduction_and_dtype_as_gloo(tmp_path):
-    run(tmp_path, AGAINST_GLOO)
+def test_every_collective_as_gloo(tmp_path):
+    run(tmp_path, SCRIPT, ranks=2, init=False)
+
+
+@pytest.mark.slow
+def test_every_collective_as_gloo_in_groups_of_four_three_and_two(tmp_path):
+    run(tmp_path, SCRIPT, ranks=4, init=False, seconds=600)
+
+
+@pytest.mark.slow
+def test_every_collective_as_an_xla_program(tmp_path):
+    run(tmp_path, SCRIPT, ranks=3, init=False, seconds=600, TORCH_TPU_EAGER_COLLECTIVES="program")
 
 
 def test_odd_forms_on_three_ranks_and_subgroups_that_overlap(tmp_path):

@@ -1,5 +1,5 @@
-"""Whether the ranks of a group launch the same collective: checked through the store the first time each kind is used,
-and told when one does not end."""
+"""Whether the ranks of a group launch the same collective: checked through the store the first time each kind is used
+(every time with TORCH_DISTRIBUTED_DEBUG=DETAIL), and told when one does not end."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Agreement:
     def __init__(self, store: Any, rank: int, ranks: Sequence[int], name: str) -> None:
         self.store, self.rank, self.ranks, self.name = store, rank, tuple(ranks), name
         self.known: set[str] = set()
+        self.always = dist.get_debug_level() == dist.DebugLevel.DETAIL  # TORCH_DISTRIBUTED_DEBUG=DETAIL
 
     def check(self, number: int, doing: str, seconds: float) -> None:
         """Returns when all ranks said that their collective `number` is this one.
@@ -30,7 +31,7 @@ class Agreement:
         Raises:
             DistBackendError: another rank does something else, or nothing, within the timeout.
         """
-        if doing in self.known or len(self.ranks) == 1:
+        if len(self.ranks) == 1 or (doing in self.known and not self.always):
             return
         keys = [f"do/{number}/{rank}" for rank in range(len(self.ranks))]
         self.store.set(keys[self.rank], doing.encode())
@@ -38,7 +39,7 @@ class Agreement:
             self.store.wait(keys, timedelta(seconds=seconds))
         except RuntimeError as error:  # DistStoreError
             raise dist.DistBackendError(self.explain(number, doing, f"timed out after {seconds:g} s")) from error
-        said = [self.store.get(key).decode() for key in keys]
+        said = [each.decode() for each in self.store.multi_get(keys)]
         if any(each != doing for each in said):
             raise dist.DistBackendError(
                 f"tpu: the ranks of group {self.name!r} disagree on collective {number}: "

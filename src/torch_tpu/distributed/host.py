@@ -26,30 +26,26 @@ def gloo(store: Any, rank: int, size: int, timeout: timedelta, ranks: Sequence[i
     return group
 
 
-class Several(dist._Work):
-    """Several works as one."""
-
-    def __init__(self, works: Sequence[Any]) -> None:
-        super().__init__()
-        self.works = list(works)
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        for work in self.works:
-            work.wait(timeout) if timeout.total_seconds() > 0 else work.wait()
-        return True
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self.works)
-
-
 def watch(group: Any, doing: str, launch: Callable[[], Any], after: Callable[[], None] | None = None,
-          keep: Any = None) -> HostWork:
-    """A gloo operation whose failure names the ranks."""
-    number = group.next_number()
+          keep: Any = None, number: int | None = None, seconds: float | None = None) -> HostWork:
+    """A gloo operation whose failure names the ranks.
+
+    Args:
+        after: called when it is done and waited for.
+        keep: what the work gives as its result.
+        number: of the collective in the group; a new one where it is None.
+        seconds: its timeout, for messages; the group's where it is None.
+    """
+    if number is None:
+        number = group.next_number()
+    if seconds is None:
+        seconds = group.timeout.total_seconds()
 
     def failed(error: BaseException) -> BaseException:
         first = str(error).strip().splitlines()[0]
-        return dist.DistBackendError(group.explain(number, doing, f"failed ({first})"))
+        late = "imed out" in first
+        return dist.DistBackendError(group.explain(number, doing, f"timed out after {seconds:g} s" if late else
+                                                   f"failed ({first})"))
 
     try:
         inner = launch()

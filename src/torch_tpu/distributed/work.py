@@ -98,18 +98,22 @@ class TpuWork(dist._Work):
 
 
 class HostWork(dist._Work):
-    """A transfer through the host: what gloo received is copied to the device when it is waited for."""
+    """Work of gloo's. What it gave goes to the device when it is waited for."""
 
     def __init__(self, inner: Any, failed: Callable[[BaseException], BaseException],
                  after: Callable[[], None] | None = None, result: Any = None) -> None:
         super().__init__()
         self.inner, self.failed, self.after, self.value = inner, failed, after, result
+        self.failure: BaseException | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if self.failure is not None:
+            raise self.failure
         try:
             done = self.inner.wait(timeout) if timeout.total_seconds() > 0 else self.inner.wait()
         except RuntimeError as error:
-            raise self.failed(error) from error
+            self.failure = self.failed(error)
+            raise self.failure from error
         if self.after is not None:
             after, self.after = self.after, None
             after()
@@ -122,12 +126,15 @@ class HostWork(dist._Work):
         return False
 
     def is_success(self) -> bool:
-        return self.inner.is_success()
+        return self.failure is None and self.inner.is_success()
 
     def exception(self) -> Any:
-        return self.inner.exception()
+        return self.failure or self.inner.exception()
 
     def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
         self.wait()
 
     def source_rank(self) -> int:
@@ -139,7 +146,33 @@ class HostWork(dist._Work):
         return self.value or []
 
     def get_future(self) -> Any:
-        self.wait()
         future: Any = torch.futures.Future()
-        future.set_result(self.result())
+        try:
+            self.wait()
+        except RuntimeError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(self.result())
         return future
+
+
+class Several(dist._Work):
+    """Several works as one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        super().__init__()
+        self.works = list(works)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        for work in self.works:
+            work.wait(timeout) if timeout.total_seconds() > 0 else work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self.works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self.works)
+
+    def exception(self) -> Any:
+        return next((error for work in self.works if (error := work.exception())), None)

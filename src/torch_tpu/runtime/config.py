@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,11 @@ class Setting:
         """The number; None for auto."""
         return None if self.raw().lower() == "auto" else self.positive()
 
+    def size_auto_or_off(self) -> float | None:
+        """Bytes; infinity for off, None for auto."""
+        value = self.raw().lower()
+        return None if value == "auto" else math.inf if value in ("off", "0", "no", "false") else self.size()
+
     def size(self) -> int | None:
         """Bytes; accepts 512M, 16G, 16GiB, or a plain number. Empty means unset."""
         value = self.raw().lower().removesuffix("ib").removesuffix("b")
@@ -107,13 +113,17 @@ INTEGRATIONS = Setting("TORCH_TPU_INTEGRATIONS", "on", "adapt libraries when the
 BUCKETS = Setting("TORCH_TPU_BUCKETS", "on", "Transformers: pad prompts and caches to few lengths")
 HOST_INTEGERS = Setting("TORCH_TPU_HOST_INTEGERS", "on", "compute small integer tensors that the host knows there")
 CAPTURE = Setting("TORCH_TPU_CAPTURE", "on", "Transformers: capture generate's forward; off: trace it by torch.compile")
+FLASH_ATTENTION = Setting("TORCH_TPU_FLASH_ATTENTION", "auto",
+                          "TPU programs: least size of attention scores that stay out of memory: auto, 256M, or off")
 MATMUL_ROWS = Setting("TORCH_TPU_MATMUL_ROWS", "auto",
                       "bfloat16 products of fewer rows are padded to so many: auto (8 on TPU chips), or a number")
+EAGER_COLLECTIVES = Setting("TORCH_TPU_EAGER_COLLECTIVES", "gloo",
+                            "virtual chips, outside torch.compile: gloo (over the arrays' memory) or program (XLA's)")
 HOSTS = Setting("TORCH_TPU_HOSTS", "", "hosts of a slice, by commas; the launcher sets it (else TPU_WORKER_HOSTNAMES)")
 
 SETTINGS = (PLATFORM, VIRTUAL_CHIPS, VIRTUAL_HBM, FALLBACK, DEBUG, EAGER, CACHE, CACHE_DIR, CACHE_SIZE, CACHE_WAIT,
             MALLOC, LOGS, INTEGRATIONS, HOSTS, HOST_INTEGERS, BUCKETS, CAPTURE,
-            MATMUL_ROWS)
+            FLASH_ATTENTION, MATMUL_ROWS, EAGER_COLLECTIVES)
 
 
 def problems() -> list[str]:
@@ -124,7 +134,8 @@ def problems() -> list[str]:
                  lambda: EAGER.choice("strict", "fused"), CACHE.flag, CACHE_SIZE.size,
                  CACHE_WAIT.positive, MALLOC.flag,
                  lambda: LOGS.topics("compile", "recompile", "fallback", "all"), INTEGRATIONS.flag,
-                 HOST_INTEGERS.flag, BUCKETS.flag, CAPTURE.flag, MATMUL_ROWS.positive_or_auto):
+                 HOST_INTEGERS.flag, BUCKETS.flag, CAPTURE.flag, FLASH_ATTENTION.size_auto_or_off, MATMUL_ROWS.positive_or_auto,
+                 lambda: EAGER_COLLECTIVES.choice("gloo", "program")):
         try:
             read()
         except SettingError as error:
