@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from . import flash
 from .matmul import accumulator, dot
 from .table import lowering
 
@@ -132,6 +133,11 @@ def _split(x, block):
     return None if x is None or x.shape[3] == 1 else _cut(x, block)
 
 
+def _shared(mask):
+    """A mask that all heads share, as (1 or B, Lq, Lk)."""
+    return None if mask is None else mask[:, 0, 0]
+
+
 def _prepare(query, key, value, attn_mask, keep):
     all_heads = query.shape[-3] if query.ndim > 2 else 1
     heads = key.shape[-3] if key.ndim > 2 else 1
@@ -150,7 +156,9 @@ def sdpa(query, key, value, attn_mask, keep, dropout_p, is_causal, scale):
                 jnp.full(query.shape[:-1], -jnp.inf, wide))
     q, k, v, mask, keep = _prepare(query, key, value, attn_mask, keep)
     rows, block = q.shape[3], _block(q.shape, k.shape[2])
-    if block == rows:
+    if flash.serves(query, key, value, attn_mask, keep):
+        out, logsumexp = flash.forward(q, k, v, _shared(mask), is_causal, scale)
+    elif block == rows:
         out, logsumexp = _attend(q, k, v, mask, keep, dropout_p, is_causal, scale, 0)
     else:
         masks, keeps = _split(mask, block), _split(keep, block)
@@ -177,7 +185,9 @@ def sdpa_backward(grad, query, key, value, output, logsumexp, attn_mask, keep, d
     g, o = _fold(grad, heads), _fold(output, heads)
     sums = logsumexp.reshape(q.shape[:-1])
     rows, block = q.shape[3], _block(q.shape, k.shape[2])
-    if block == rows or grad_mask:
+    if flash.serves(query, key, value, attn_mask, keep, grad_mask):
+        dq, dk, dv = flash.backward(g, q, k, v, o, sums, _shared(mask), is_causal, scale)
+    elif block == rows or grad_mask:
         dq, dk, dv, d_scores = _gradients(g, q, k, v, o, sums, mask, keep, dropout_p, is_causal, scale, 0)
     else:
         masks, keeps = _split(mask, block), _split(keep, block)

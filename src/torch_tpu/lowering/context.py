@@ -34,11 +34,28 @@ def targeting(platform_name: str) -> Iterator[None]:
         _target = before
 
 
+def platform_name() -> str:
+    """The platform that programs are for."""
+    return _target or platform.choose().name
+
+
+# XLA:TPU keeps 32 MiB of scores on the chip, and 128 MiB not (v5e and v6e, libtpu 0.0.42.1; docs/kernels.md).
+_FLASH_BYTES = 64 << 20
+
+
+@functools.cache
+def flash_bytes() -> float:
+    """Programs for TPUs: the least size of attention scores that are not to go through memory (flash.py).
+    TORCH_TPU_FLASH_ATTENTION says otherwise."""
+    given = config.FLASH_ATTENTION.size_auto_or_off()
+    return _FLASH_BYTES if given is None else given
+
+
 def matmul_rows() -> int:
     """The least number of rows of a product of narrow floats; one with fewer is padded. XLA:TPU computes a single row
     on the vector unit, and by its own estimate eight, which go to the matrix unit, take less than half the cycles of a
     decode step (docs/performance.md). TORCH_TPU_MATMUL_ROWS says otherwise."""
-    return _matmul_rows(_target or platform.choose().name)
+    return _matmul_rows(platform_name())
 
 
 @functools.cache

@@ -134,7 +134,8 @@ def problems() -> list[str]:
                  lambda: EAGER.choice("strict", "fused"), CACHE.flag, CACHE_SIZE.size,
                  CACHE_WAIT.positive, MALLOC.flag,
                  lambda: LOGS.topics("compile", "recompile", "fallback", "all"), INTEGRATIONS.flag,
-                 HOST_INTEGERS.flag, BUCKETS.flag, CAPTURE.flag, FLASH_ATTENTION.size_auto_or_off, MATMUL_ROWS.positive_or_auto,
+                 HOST_INTEGERS.flag, BUCKETS.flag, CAPTURE.flag, MATMUL_ROWS.positive_or_auto,
+                 FLASH_ATTENTION.size_auto_or_off,
                  lambda: EAGER_COLLECTIVES.choice("gloo", "program")):
         try:
             read()
