@@ -24,6 +24,7 @@ def install() -> None:
         pass
     from . import (
         accelerate,
+        kernels,
         safetensors,
         transformers,
         transformers_flex,
@@ -32,6 +33,7 @@ def install() -> None:
     )
 
     accelerate.install()
+    kernels.install()
     safetensors.install()
     transformers.install()
     transformers_flex.install()
