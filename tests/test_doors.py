@@ -188,3 +188,46 @@ def test_stance():
     assert compile_doors.compiles()
     with torch.compiler.set_stance("force_eager"):
         assert not compile_doors.compiles()
+
+
+def test_pallas_kernels_are_interpreted_in_our_programs_only():
+    """Lowering rules that stand before JAX's own (runtime/pallas_door.py)."""
+    import jax
+    from jax._src.pallas import pallas_call as theirs
+    from jax.experimental import pallas as pl
+
+    from torch_tpu.runtime import jax_door, pallas_door
+
+    pallas_door.install()
+    source = inspect.getsource(theirs._pallas_call_lowering)
+    assert "if interpret:" in source and "Only interpret mode is supported on CPU" in source
+
+    def twice(ref, out):
+        out[...] = ref[...] * 2
+
+    def call(x):
+        return [pl.pallas_call(twice, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)]
+
+    shape = jax.ShapeDtypeStruct((8, 128), np.float32)
+    assert b"custom_call" not in jax_door.module_bytes(jax_door.lower(jax_door.trace(call, [shape])))
+    assert b"tpu_custom_call" in jax_door.module_bytes(jax_door.lower(jax_door.trace(call, [shape]), "tpu"))
+    with pytest.raises(ValueError, match="interpret mode"):
+        jax.jit(call).lower(shape)
+
+
+def test_serialised_modules_are_read():
+    import jax
+
+    from torch_tpu.runtime import jax_door
+
+    exported = jax.export.export(jax.jit(lambda a, b: a + b))(*[jax.ShapeDtypeStruct((2,), np.float32)] * 2)
+    module = jax_door.parse_module(exported.mlir_module_serialized)
+    assert jax_door.module_arguments(module) == 2 and b"stablehlo.add" in jax_door.module_bytes(module)
+
+
+def test_autograd_functions_below_transforms():
+    """custom/autograd.py: Function.apply at autograd's place in the dispatcher, under torch.func."""
+    from torch._functorch.autograd_function import enable_single_level_autograd_function
+
+    with enable_single_level_autograd_function():
+        assert hasattr(super(torch.autograd.Function, torch.autograd.Function), "apply")
