@@ -36,7 +36,9 @@ def launch(folder: Path, body: str, ranks: int = 2, seconds: float = 150, init: 
     """The outcome of torchrun on the body; every process is gone when it returns."""
     script = folder / "body.py"
     start = "dist.init_process_group()\n" if init else ""
-    script.write_text(("" if "__main__" in body else PRELUDE) + start + textwrap.dedent(body) + "\nprint('FINISHED', os.environ['RANK'], flush=True)\n")
+    prelude = "" if "__main__" in body else PRELUDE + start
+    end = "\nprint('FINISHED', os.environ['RANK'], flush=True)\n"
+    script.write_text(prelude + textwrap.dedent(body) + end)
     dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     env = {k: v for k, v in os.environ.items() if k not in dropped}
     env.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1", **environment)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ..runtime import processes
+
 
 class Agreement:
     """What the ranks of one group do.
@@ -47,15 +49,30 @@ class Agreement:
                 + ". Every rank must call the same collectives in the same order, with the same sizes and dtypes.")
         self.known.add(doing)
 
+    def _state(self, rank: int, said: dict[int, str]) -> str:
+        how = processes.gone.get(self.ranks[rank], "")
+        if rank in said:
+            return f"is at {said[rank]}" + (f" and {how} since" if how else "")
+        return {"left": "ended without this call", "failed": "ended with an error of its own", "died": "died"}.get(
+            how, "does not answer: it hangs, or never came to this call")
+
+    def _where(self, number: int, doing: str) -> str:
+        return f"tpu: {doing}, collective {number} of group {self.name!r} (ranks {', '.join(map(str, self.ranks))})"
+
+    def failing(self, number: int, doing: str, first: str) -> str:
+        """The first word on a failure, before the other ranks are asked."""
+        return f"{self._where(number, doing)}, fails on rank {self.ranks[self.rank]}: {first}"
+
     def explain(self, number: int, doing: str, how: str) -> str:
         """What happened to this rank's collective, and where the others are. Ranks that fail too say where they are;
         those that stay silent are dead, stopped, or busy with something else."""
         said: dict[int, str] = {}
+        keys = {rank: f"at/{rank}" for rank in range(len(self.ranks)) if rank != self.rank}
         try:
             self.store.set(f"at/{self.rank}", f"{number} {doing}".encode())
             until = time.monotonic() + (3.0 if "timed out" in how else 1.0)
-            keys = {rank: f"at/{rank}" for rank in range(len(self.ranks)) if rank != self.rank}
-            while time.monotonic() < until and len(said) < len(keys):
+            while time.monotonic() < until and any(rank not in said and self.ranks[rank] not in processes.gone
+                                                   for rank in keys):
                 for rank, key in keys.items():
                     for each in (key, f"do/{number}/{rank}"):
                         if rank not in said and self.store.check([each]):
@@ -63,8 +80,5 @@ class Agreement:
                 time.sleep(0.05)
         except RuntimeError:  # the store went with the process that served it
             how += "; the store of the group cannot be reached any more, so the process that serves it is gone"
-        others = [f"rank {self.ranks[rank]} is at {said[rank]}" if rank in said else
-                  f"rank {self.ranks[rank]} does not answer: it died, hangs, or never came to this call"
-                  for rank in range(len(self.ranks)) if rank != self.rank]
-        return (f"tpu: {doing}, collective {number} of group {self.name!r} (ranks "
-                f"{', '.join(map(str, self.ranks))}), {how} on rank {self.ranks[self.rank]}; {'; '.join(others)}")
+        others = [f"rank {self.ranks[rank]} {self._state(rank, said)}" for rank in keys]
+        return f"{self._where(number, doing)}, {how} on rank {self.ranks[self.rank]}; {'; '.join(others)}"

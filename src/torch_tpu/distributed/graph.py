@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -30,14 +31,26 @@ class Scope:
         ranks: of the job, in the order of the program's replicas.
         groups: by name of the process group.
         members: by name, the process group.
+        traced: the collectives of the program that was traced last, in order.
+        compared: of each program that ran, what it says to the other ranks.
     """
 
     ranks: tuple[int, ...]
     groups: dict[str, Groups]
     members: dict[str, Any]
+    traced: list[str] = field(default_factory=list)
+    compared: dict[Any, str] = field(default_factory=dict)
 
     def of(self, name: str) -> Groups:
         return self.groups[name]
+
+    def whole(self) -> Any:
+        """The process group of all that run the program."""
+        found = next((group for group in self.members.values() if group.ranks == self.ranks), None)
+        if found is None:
+            found = dist.group.WORLD
+            assert found is not None
+        return found
 
 
 def waits(name: str) -> bool:
@@ -121,15 +134,37 @@ def scope_of(members: Iterable[Any]) -> Scope | None:
 
 
 def replicas(where: Scope | None) -> list[Any]:
-    """The devices that run a program together; none for a program of this process alone."""
-    return program.devices(where.ranks) if where is not None else []
+    """The devices that run a program together, which is about to be traced; none for a program of this process."""
+    if where is None:
+        return []
+    where.traced.clear()
+    return program.devices(where.ranks)
 
 
 def launch(where: Scope, name: str, run: Callable[[list[Any]], list[Any]], arrays: list[Any]) -> list[Any]:
-    """Runs a program with collectives, under the timeout of its groups."""
-    group = next(iter(where.members.values()))
-    return watchdog.run(group, group.next_number(), f"compiled graph {name}", group.timeout.total_seconds(),
-                        lambda: run(arrays))
+    """Runs a program with collectives, under the timeout of its group. The ranks compare its collectives (not the rest,
+    which may differ on virtual chips) before it runs for the first time.
+
+    Raises:
+        DistBackendError: the graph of another rank has other collectives, or a rank does not come or fails.
+    """
+    group = where.whole()
+    number, seconds = group.next_number(), group.timeout.total_seconds()
+    doing = where.compared.get(run)
+    if doing is None:  # traced by the call before
+        doing = where.compared[run] = _summary(where.traced)
+    group.agreement.check(number, doing, seconds)
+    return watchdog.run(group, number, doing, seconds, lambda: run(arrays))
+
+
+def _summary(traced: Sequence[str]) -> str:
+    """Says which collectives a program has, and by a digest in which order."""
+    counts = collections.Counter(traced)
+    parts = [each if count == 1 else f"{count} times {each}" for each, count in counts.items()]
+    if len(parts) > 8:
+        parts[8:] = [f"{len(parts) - 8} more kinds"]
+    order = "" if len(counts) == 1 else f"; order {hashlib.sha256(chr(10).join(traced).encode()).hexdigest()[:8]}"
+    return f"compiled graph with {', '.join(parts)}{order}"
 
 
 def lower(node: Node, args: Sequence[Any], where: Scope | None) -> Any:
@@ -138,7 +173,16 @@ def lower(node: Node, args: Sequence[Any], where: Scope | None) -> Any:
     if waits(name):
         return args[0]
     assert where is not None
+    where.traced.append(_text(name, args, where))
     return _LOWERED[name](where, *args)
+
+
+def _text(name: str, args: Sequence[Any], where: Scope) -> str:
+    what, x = name.split(".")[1], args[0]
+    detail = [str(each) for each in args[1:] if isinstance(each, str | int) and each not in where.members]
+    group = next((each for each in reversed(args) if isinstance(each, str)), "")
+    some = "" if where.members[group].ranks == where.ranks else f" among {len(where.members[group].ranks)} ranks"
+    return f"{' '.join([what, *detail])}({np.dtype(x.dtype).name}[{x.size}]){some}"
 
 
 def _all_reduce(where: Scope, x: Any, op: str, group: str) -> Any:
@@ -161,8 +205,8 @@ def _all_to_all(where: Scope, x: Any, outputs: Any, inputs: Any, group: str) -> 
 
 
 def _broadcast(where: Scope, x: Any, source: int, group: str) -> Any:
-    mine = where.members[group].rank() == source
-    return collective.broadcast(x, jnp.asarray(mine, np.bool_), where.of(group))
+    groups = where.of(group)
+    return collective.broadcast(x, collective.is_replica(groups[0][source]), groups)
 
 
 _LOWERED: dict[str, Callable[..., Any]] = {

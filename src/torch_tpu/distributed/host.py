@@ -3,6 +3,7 @@ could run only where all ranks agreed on their order."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -44,6 +45,8 @@ def watch(group: Any, doing: str, launch: Callable[[], Any], after: Callable[[],
     def failed(error: BaseException) -> BaseException:
         first = str(error).strip().splitlines()[0]
         late = "imed out" in first
+        if not late:  # at once: a launcher that saw the other rank die is about to end this one
+            print(group.agreement.failing(number, doing, first), file=sys.stderr, flush=True)
         return dist.DistBackendError(group.explain(number, doing, f"timed out after {seconds:g} s" if late else
                                                    f"failed ({first})"))
 
@@ -51,7 +54,7 @@ def watch(group: Any, doing: str, launch: Callable[[], Any], after: Callable[[],
         inner = launch()
     except RuntimeError as error:
         raise failed(error) from error
-    return HostWork(inner, failed, after, keep)
+    return HostWork(inner, failed, after, keep, (group, number, doing))
 
 
 def _one(tensors: Any) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Ends this process when a program with collectives does not end, and at exit when one never will."""
+"""Ends this process when a program with collectives does not end, and at exit when one never will; says at once when a
+rank is gone that a collective waits for."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ..runtime import jax_door, processes
+
 _PERIOD = 0.5
+Doing = tuple[Any, int, str]  # a group, and the number and text of a collective
 
 
 @dataclass
@@ -26,9 +30,25 @@ class Launched:
     seconds: float
     deadline: float
     arrays: list[Any] | None = None
+    said: bool = False
 
     def done(self) -> bool:
         return self.arrays is not None and all(array.is_deleted() or array.is_ready() for array in self.arrays)
+
+    def error(self) -> str:
+        """Why it ended without results, in one line; empty where it did not."""
+        for array in self.arrays or ():
+            if not array.is_deleted() and array.is_ready():
+                try:
+                    array.block_until_ready()
+                except jax_door.XlaError as error:
+                    return str(error).strip().splitlines()[0]
+        return ""
+
+    def say(self, why: str) -> None:
+        if not self.said:
+            self.said = True
+            print(self.group.agreement.failing(self.number, self.doing, why), file=sys.stderr, flush=True)
 
 
 class _Watch:
@@ -43,7 +63,7 @@ class _Watch:
     def add(self, item: Launched) -> None:
         with self.lock:
             # In order of launch: what was launched before a finished program is finished too.
-            if self.launched and self.launched[-1].done():
+            if self.launched and self.launched[-1].done() and not self.launched[-1].error():
                 self.launched.clear()
             self.launched.append(item)
             if self.thread is None or not self.thread.is_alive():
@@ -54,6 +74,9 @@ class _Watch:
         while True:
             time.sleep(_PERIOD)
             with self.lock:
+                for item in self.launched:
+                    if item.done() and (error := item.error()):
+                        item.say(error)
                 self.launched = [item for item in self.launched if not item.done()]
                 late = next((item for item in self.launched if time.monotonic() > item.deadline), None)
             if late is not None:
@@ -63,6 +86,30 @@ class _Watch:
 
 
 _watch = _Watch()
+_waiting: Doing | None = None  # what the main thread waits for
+
+
+def waits(doing: Doing | None) -> None:
+    """Gloo is waited for, or (None) no more."""
+    global _waiting
+    _waiting = doing
+
+
+def _left(rank: int, how: str) -> None:
+    """Says what cannot end now. A launcher that sees a rank die ends the others within a tenth of a second, so this
+    must not wait until gloo notices."""
+    if _waiting is not None:
+        group, number, text = _waiting
+        if rank in group.ranks:
+            print(group.agreement.failing(number, text, f"rank {rank} {how}"), file=sys.stderr, flush=True)
+        return
+    with _watch.lock:
+        item = next((item for item in _watch.launched if not item.done() or item.error()), None)
+    if item is not None and rank in item.group.ranks:
+        item.say(f"rank {rank} {how}")
+
+
+processes.on_leave.append(_left)
 
 
 def run(group: Any, number: int, doing: str, seconds: float, launch: Callable[[], list[Any]]) -> list[Any]:
@@ -80,7 +127,7 @@ def run(group: Any, number: int, doing: str, seconds: float, launch: Callable[[]
         if isinstance(error, dist.DistBackendError):
             raise
         # At once: a launcher that saw the other rank die is about to end this one.
-        print(f"tpu: {doing} failed; asking the other ranks where they are", file=sys.stderr, flush=True)
+        print(group.agreement.failing(number, doing, str(error).strip().splitlines()[0]), file=sys.stderr, flush=True)
         raise dist.DistBackendError(group.explain(number, doing, f"failed ({error})")) from error
     return item.arrays
 

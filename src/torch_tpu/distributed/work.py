@@ -87,13 +87,9 @@ class TpuWork(dist._Work):
 
     def get_future(self) -> Any:
         if self.future is None:
+            self.wait()  # raises here: DistributedDataParallel's C++ reads a future's exception as if it were tensors
             self.future = torch.futures.Future()
-            try:
-                self.wait()
-            except dist.DistBackendError as error:
-                self.future.set_exception(error)
-            else:
-                self.future.set_result(self.result())
+            self.future.set_result(self.result())
         return self.future
 
 
@@ -101,19 +97,25 @@ class HostWork(dist._Work):
     """Work of gloo's. What it gave goes to the device when it is waited for."""
 
     def __init__(self, inner: Any, failed: Callable[[BaseException], BaseException],
-                 after: Callable[[], None] | None = None, result: Any = None) -> None:
+                 after: Callable[[], None] | None = None, result: Any = None,
+                 doing: watchdog.Doing | None = None) -> None:
         super().__init__()
+        self.doing = doing
         self.inner, self.failed, self.after, self.value = inner, failed, after, result
         self.failure: BaseException | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if self.failure is not None:
             raise self.failure
+        if self.doing is not None:
+            watchdog.waits(self.doing)
         try:
             done = self.inner.wait(timeout) if timeout.total_seconds() > 0 else self.inner.wait()
         except RuntimeError as error:
             self.failure = self.failed(error)
             raise self.failure from error
+        if self.doing is not None:
+            watchdog.waits(None)
         if self.after is not None:
             after, self.after = self.after, None
             after()
@@ -146,13 +148,9 @@ class HostWork(dist._Work):
         return self.value or []
 
     def get_future(self) -> Any:
+        self.wait()  # raises here: DistributedDataParallel's C++ reads a future's exception as if it were tensors
         future: Any = torch.futures.Future()
-        try:
-            self.wait()
-        except RuntimeError as error:
-            future.set_exception(error)
-        else:
-            future.set_result(self.result())
+        future.set_result(self.result())
         return future
 
 

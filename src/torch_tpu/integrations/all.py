@@ -8,8 +8,17 @@ from ..runtime import config
 def install() -> None:
     """Registers the adaptations. Imports none of the libraries."""
     from ..distributed import backend
-    from . import torch_compile, torch_ddp, torch_dynamo, torch_flex_attention, torch_modules, torch_tensor
+    from . import (
+        torch_collectives,
+        torch_compile,
+        torch_ddp,
+        torch_dynamo,
+        torch_flex_attention,
+        torch_modules,
+        torch_tensor,
+    )
 
+    torch_collectives.install()
     torch_compile.install()
     torch_ddp.install()
     torch_dynamo.install()

@@ -52,6 +52,10 @@ def _lower_all_reduce(ctx: Any, x: Any, *, groups: Groups, reducer: str) -> Any:
     return operation.results
 
 
+def _lower_replica(ctx: Any) -> Any:
+    return hlo.ReplicaIdOp().results
+
+
 def _lower_all_gather(ctx: Any, x: Any, *, groups: Groups) -> Any:
     return hlo.AllGatherOp(_types(ctx), [x], 0, _groups_attribute(groups)).results
 
@@ -72,6 +76,16 @@ _all_gather = _primitive("all_gather", lambda shape, groups: (shape[0] * len(gro
 _reduce_scatter = _primitive("reduce_scatter", lambda shape, groups, reducer: (shape[0] // len(groups[0]), *shape[1:]),
                              _lower_reduce_scatter)
 _all_to_all = _primitive("all_to_all", lambda shape, groups: shape, _lower_all_to_all)
+
+
+_replica = Primitive("tpu_replica")
+_replica.def_abstract_eval(lambda: jax.core.ShapedArray((), np.uint32))
+mlir.register_lowering(_replica, _lower_replica)
+
+
+def is_replica(number: int) -> Any:
+    """Whether this process is the replica of that number: a value in the program, which is the same on all."""
+    return _replica.bind() == np.uint32(number)
 
 
 def _carrier(x: Any) -> Any:

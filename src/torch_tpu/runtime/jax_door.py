@@ -25,6 +25,8 @@ from jax._src.lax import lax as _lax
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
 
+from .coordinator import HEARTBEAT_S
+
 XlaError = _jax.JaxRuntimeError
 _IndivisibleError = _sharding.IndivisibleError
 
@@ -268,11 +270,6 @@ def backends_started() -> bool:
     return _xla_bridge.backends_are_initialized()
 
 
-def coordinator(address: str, world: int) -> Any:
-    """JAX's coordination service, served by rank 0. It ends no process: the process groups watch over the ranks."""
-    return _jax.get_distributed_runtime_service(address, world, heartbeat_timeout=100)
-
-
 def virtual_chips(count: int) -> None:
     """Before JAX starts: its CPU client shows this many devices in this process (as the option jax_num_cpu_devices
     would for the user's JAX code, too)."""
@@ -290,9 +287,9 @@ def virtual_chips(count: int) -> None:
 def connect(address: str, rank: int, world: int, seconds: int, own_address: str) -> Any:
     """Makes this process one of a job; must come before JAX's backends start. On virtual chips the data go through
     gloo, bound to `own_address`. (jax.distributed.initialize would also wait for the others at every exit, so a rank
-    that fails would not end.) JAX ends the process when rank 0, which serves the coordinator, is gone."""
+    that fails would not end.) JAX ends the process when the coordinator is gone; it has no other way to tell it."""
     client = _jax.get_distributed_runtime_client(
-        address, rank, init_timeout=seconds, heartbeat_timeout=100, shutdown_on_destruction=False,
+        address, rank, init_timeout=seconds, heartbeat_timeout=HEARTBEAT_S, shutdown_on_destruction=False,
         use_compression=True)
     client.connect()
     state = _distributed.global_state

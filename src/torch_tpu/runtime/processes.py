@@ -1,17 +1,23 @@
 """Several processes, one chip each: joins them in JAX's distributed runtime before JAX starts.
 
 The processes are found by what torchrun exports (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or by the store of the
-process group that is being made. Rank 0 serves JAX's coordinator on a port it holds while it tells the others.
+process group that is being made. Rank 0 starts the process that serves JAX's coordinator (coordinator.py), and tells
+the others its port.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import select
 import socket
+import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -36,8 +42,11 @@ class Job:
 
 
 _requested: Job | None = None
-_runtime: tuple[Any, Any] | None = None  # JAX's service (rank 0 only) and client, kept alive
+# JAX's client, the connection that says this process lives, and (rank 0 only) the coordinator's process: kept alive.
+_runtime: tuple[Any, ...] | None = None
 joined: Job | None = None
+gone: dict[int, str] = {}  # ranks that are no more: "left", "failed" (with an error) or "died"
+on_leave: list[Callable[[int, str], None]] = []  # called from a thread of their own
 
 
 def request(rank: int, world: int, store: Any, seconds: float) -> None:
@@ -110,29 +119,53 @@ def join(job: Job) -> None:
     store = dist.PrefixStore(f"torch_tpu/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", job.store)
     store.set(f"here/{job.rank}", b"1")
     _wait(store, {rank: f"here/{rank}" for rank in range(job.world)}, job.seconds, "starting the job")
-    service = None
+    process = None
     if job.rank == 0:
-        # The port stays bound (not listening) until gRPC, which sets SO_REUSEPORT too, has it: nobody can take it.
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
-            held.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_REUSEPORT", socket.SO_REUSEADDR), 1)
-            held.bind(("127.0.0.1" if job.master == "127.0.0.1" else "0.0.0.0", 0))
-            host, port = held.getsockname()
-            service = jax_door.coordinator(f"{host}:{port}", job.world)
-        store.set("coordinator", f"{job.master}:{port}".encode())
+        process, ports = _serve(job)
+        store.set("coordinator", f"{job.master} {ports}".encode())
     _wait(store, {0: "coordinator"}, job.seconds, "looking for JAX's coordinator")
-    address = store.get("coordinator").decode()
-    client = jax_door.connect(address, job.rank, job.world, int(job.seconds), _own_address(job.master))
-    _runtime = (service, client)
+    host, port, door = store.get("coordinator").decode().split()
+    alive = socket.create_connection((host, int(door)), timeout=job.seconds)
+    alive.settimeout(None)
+    alive.sendall(job.rank.to_bytes(4, "big"))
+    client = jax_door.connect(f"{host}:{port}", job.rank, job.world, int(job.seconds), _own_address(job.master))
+    _runtime = (client, alive, process)
     joined = job
-    atexit.register(_leave, store, job)
+    atexit.register(_leave, alive)
+    threading.Thread(target=_listen, args=(alive,), name="torch_tpu ranks", daemon=True).start()
 
 
-def _leave(store: Any, job: Job) -> None:
-    """At exit: rank 0 serves the coordinator, without which JAX aborts the others, so it leaves last; but at once where
-    an error ends it."""
+def _leave(alive: socket.socket) -> None:
+    from . import coordinator
+
     try:
-        store.set(f"left/{job.rank}", b"1")
-        if job.rank == 0 and not hasattr(sys, "last_value"):
-            store.wait([f"left/{rank}" for rank in range(job.world)], timedelta(minutes=30))
-    except RuntimeError:  # the store's server left before this process: nobody is waiting for an answer
+        alive.sendall(coordinator.FAILED if hasattr(sys, "last_value") else coordinator.LEFT)
+    except OSError:  # the coordinator is gone, so nobody is there to be told
         return
+
+
+def _listen(alive: socket.socket) -> None:
+    with alive.makefile("r") as lines:
+        for line in lines:
+            rank, how = line.split()
+            gone[int(rank)] = how
+            for call in on_leave:
+                call(int(rank), how)
+
+
+def _serve(job: Job) -> tuple[subprocess.Popen[str], str]:
+    """The coordinator's process, and its two ports as text."""
+    host = "127.0.0.1" if job.master == "127.0.0.1" else "0.0.0.0"
+    # Not as a script: its folder, with modules named like the standard library's, would be first in sys.path.
+    start = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    process = subprocess.Popen(
+        [sys.executable, "-c", start, str(Path(__file__).with_name("coordinator.py")), str(job.world), host],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], job.seconds)
+    said = process.stdout.readline().strip() if ready else ""
+    if not said:
+        process.kill()
+        raise RuntimeError(f"tpu: the process that serves JAX's coordinator did not start within {job.seconds:g} s "
+                           f"(exit status {process.wait()}); its messages are above")
+    return process, said
