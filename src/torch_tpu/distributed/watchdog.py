@@ -107,6 +107,8 @@ def _left(rank: int, how: str) -> None:
         item = next((item for item in _watch.launched if not item.done() or item.error()), None)
     if item is not None and rank in item.group.ranks:
         item.say(f"rank {rank} {how}")
+    elif how == "died":
+        print(f"tpu: rank {rank} died", file=sys.stderr, flush=True)
 
 
 processes.on_leave.append(_left)
