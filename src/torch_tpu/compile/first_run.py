@@ -326,7 +326,8 @@ class Run:
         read = self._host_read(tensor)
 
         def upload(flat: list[Any]) -> buffer.Buffer:
-            held = buffer.of(buffer.wrap(transfer.to_device(read(flat))))
+            host = read(flat)
+            held = buffer.of(buffer.wrap(transfer.to_device(host, placement.batch_sharding(host.shape))))
             assert held is not None
             return held
 

@@ -38,6 +38,7 @@ def install() -> None:
         transformers,
         transformers_flex,
         transformers_generate,
+        transformers_mesh,
         transformers_tp,
     )
 
@@ -47,4 +48,5 @@ def install() -> None:
     transformers.install()
     transformers_flex.install()
     transformers_generate.install()
+    transformers_mesh.install()
     transformers_tp.install()

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 
 from ..compile import cache_layout, compile_doors
 from ..compile.step import CompiledStep, describe
-from ..runtime import config, errors
-from ..tensor import buffer
+from ..runtime import config, errors, partition
+from ..tensor import buffer, placement
 
 _PLAIN = (bool, int, str, type(None), torch.dtype, torch.Tensor)
 
@@ -43,7 +43,7 @@ class Forward:
         self._known: tuple[list[weakref.ref[torch.Tensor]], tuple[Any, ...]] = ([], ())  # of the last cache
         self._made: tuple[type, tuple[str, ...]] = (dict, ())
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._hooks: list[dict[int, Any]] = []
+        self._hooks: list[Any] = []
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
         cache = inputs.pop("cache", None)
@@ -57,6 +57,10 @@ class Forward:
             self._settings = []
         if not self._settings:
             self._settings = [(vars(part), dict(vars(part))) for part in _configs(self.model.config)]
+        if partition.current is not None:
+            for leaf in leaves:
+                if isinstance(leaf, torch.Tensor) and leaf.dim() > 1:
+                    placement.batch(leaf)
         tensors, described = self._tensors(cache)
         self._captured.cache = cache
         try:
@@ -111,8 +115,24 @@ class _Hooked(Exception):
     """The model has hooks, which run at every call."""
 
 
-def _hooks(model: Any) -> list[dict[int, Any]]:
-    return [place for module in model.modules() for place in (module._forward_hooks, module._forward_pre_hooks)]
+def _hooks(model: Any) -> list[Any]:
+    places = [place for module in model.modules() for place in (module._forward_hooks, module._forward_pre_hooks)]
+    return [_Others(place) if any(map(_is_ours, place.values())) else place for place in places]
+
+
+def _is_ours(hook: Any) -> bool:
+    """The hook of a mesh, which only spreads arguments; here that is done before the capture."""
+    return getattr(hook, "tpu_mesh", False)
+
+
+class _Others:
+    """True where a place for hooks holds others than ours."""
+
+    def __init__(self, place: dict[int, Any]) -> None:
+        self.place = place
+
+    def __bool__(self) -> bool:
+        return not all(map(_is_ours, self.place.values()))
 
 
 def _suits(model: Any, cache: Any, leaves: list[Any]) -> bool:

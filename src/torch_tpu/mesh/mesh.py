@@ -74,12 +74,12 @@ class Mesh:
 
     def _move(self, tensor: torch.Tensor, spec: partition.Spec) -> None:
         if tensor.device.type == "tpu":
-            placement.spread(tensor, spec)
+            placement.spread(tensor, spec, stored=True)
             return
         if tensor.device.type == "meta":
             raise ValueError("a parameter on meta has no values to spread; load the model first, or ask "
                              "Mesh.layouts how it would be spread")
-        array = transfer.to_device(tensor.detach(), self._inner.sharding(spec))
+        array = transfer.to_device(tensor.detach(), self._inner.stored(spec))
         moved = buffer.wrap(array)
         if isinstance(tensor, torch.nn.Parameter):
             moved = torch.nn.Parameter(moved, requires_grad=tensor.requires_grad)

@@ -93,7 +93,7 @@ def layouts(model: torch.nn.Module, axes: Mapping[str, int], rules: Rules | None
             spec, why = (), "a buffer"
         else:
             spec, why = _by_plan(own, shape, plan, axes, tp)
-            if axes.get(fsdp, 1) > 1:
+            if axes.get(fsdp, 1) > 1 and len(shape) > 1:  # gathering a vector costs more than it saves
                 spec, why = _further(shape, spec, axes, fsdp, why)
         found.append(Layout(own[0], shape, tensor.numel() * tensor.element_size(), spec, why))
     unused = [pattern for pattern in rules or {} if pattern not in used]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import client, jax_door
+from . import client, jax_door, stored
 
 Spec = tuple[Any, ...]  # per dimension of an array: None, the name of an axis of the mesh, or a tuple of names
 
@@ -35,6 +35,7 @@ class Mesh:
         self.chips = tuple(client.get().devices[:count])
         self.grid = jax_door.mesh(self.chips, self.axes)
         self._shardings: dict[Spec, Any] = {}
+        self._stored: dict[Spec, Any] = {}
         self.replicated = self.sharding(())
 
     def sharding(self, spec: Spec) -> Any:
@@ -45,6 +46,26 @@ class Mesh:
         if found is None:
             found = self._shardings[spec] = jax_door.named_sharding(self.grid, spec)
         return found
+
+    def stored(self, spec: Spec) -> Any:
+        """The sharding of a weight that is stored in parts and used whole (runtime/stored.py), where the spec has a
+        batch axis: it equals `sharding(spec)`, and is known by its identity."""
+        if not any(self._of_batch(part) for part in spec):
+            return self.sharding(spec)
+        found = self._stored.get(spec)
+        if found is None:
+            found = self._stored[spec] = jax_door.named_sharding(self.grid, spec)
+        return found
+
+    def used(self, sharding: Any) -> Any | None:
+        """How a stored weight is spread where it is used; None for any other array."""
+        for spec, known in self._stored.items():
+            if known is sharding:
+                return self.sharding(tuple(None if self._of_batch(part) else part for part in spec))
+        return None
+
+    def _of_batch(self, names: Any) -> bool:
+        return not set((names,) if isinstance(names, str) else names or ()).isdisjoint(self.batch_axes)
 
     def parts(self, names: Any) -> int:
         """Into how many parts a dimension is divided that lies along these axes."""
@@ -123,16 +144,17 @@ class Program:
         self.pins = dict(_by_kind(avals, results, donate) if pins is None else pins)
         self.obtain, self.options = obtain, options
         self.variants: dict[tuple[Any, ...], Variant] = {}
-        self.usual: tuple[Any, ...] = ()
+        self.usual: list[Any] = []
         self.last: Variant | None = None
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
-        spread = tuple(map(_sharding_of, arrays))
+        spread = list(map(_sharding_of, arrays))
         variant = self.last
-        if variant is None or spread != self.usual:
-            variant = self.variants.get(spread)
+        if variant is None or not all(map(operator.is_, spread, self.usual)):
+            key = (*spread, *(self.mesh.used(sharding) for sharding in spread))
+            variant = self.variants.get(key)
             if variant is None:
-                variant = self.variants[spread] = self._make(spread)
+                variant = self.variants[key] = self._make(spread)
             self.usual, self.last = spread, variant
         if variant.moved:
             arrays = list(arrays)
@@ -140,7 +162,7 @@ class Program:
                 arrays[position] = jax_door.spread(arrays[position], sharding)
         return jax_door.execute(variant.loaded, arrays, variant.makers)
 
-    def _make(self, spread: tuple[Any, ...]) -> Variant:
+    def _make(self, spread: list[Any]) -> Variant:
         mesh = self.mesh
         moved = []
         given = []
@@ -161,7 +183,13 @@ class Program:
         return Variant(loaded, jax_door.outputs_over(self.results, shardings), moved)
 
     def _compile(self, given: list[Any], wanted: list[Any]) -> Any:
-        module = jax_door.lower_over(self.jaxpr, self.avals, given, wanted, self.donate)
+        whole = {position: used for position, sharding in enumerate(given)
+                 if (used := self.mesh.used(sharding)) is not None}
+
+        def program(*arrays: Any) -> list[Any]:
+            return stored.replay(self.jaxpr, arrays, whole) if whole else jax_door.replay(self.jaxpr, arrays)
+
+        module = jax_door.lower_over(program, self.avals, given, wanted, self.donate)
         xla = jax_door.partition_options(self.mesh.chips, [w is None for w in wanted], self.options)
         return self.obtain(module, xla, self.mesh.chips)
 

@@ -40,12 +40,13 @@ def buffer_view(held: buffer.Buffer, shape: tuple[int, ...], tensor: torch.Tenso
     return fresh.array()
 
 
-def spread(tensor: torch.Tensor, spec: Spec) -> None:
+def spread(tensor: torch.Tensor, spec: Spec, stored: bool = False) -> None:
     """Spreads a tensor's data; every view of its memory sees the same values as before.
 
     Args:
         tensor: on tpu, all of its storage.
         spec: for each dimension None (every chip has it whole), the name of an axis of the mesh, or several names.
+        stored: it is a weight, which is gathered along batch axes where it is used.
 
     Raises:
         ValueError: an unknown or repeated axis, too many dimensions, a size that the axis does not divide, or a tensor
@@ -59,7 +60,8 @@ def spread(tensor: torch.Tensor, spec: Spec) -> None:
         raise TypeError(f"a mesh spreads tensors on tpu, got one on {tensor.device}; move it with .to('tpu')")
     check(mesh.axes, tuple(tensor.shape), spec)
     full = (*spec, *(None,) * (tensor.dim() - len(spec)))
-    held.spread(mesh.sharding(tuple(full[d] for d in _order(tensor, held))))
+    lies = tuple(full[d] for d in _order(tensor, held))
+    held.spread(mesh.stored(lies) if stored else mesh.sharding(lies))
 
 
 def check(axes: dict[str, int], shape: Sequence[int], spec: Spec) -> None:
@@ -98,17 +100,27 @@ def spec_of(tensor: torch.Tensor) -> Spec | None:
     return tuple(found)
 
 
+def batch_sharding(shape: Sequence[int]) -> Any:
+    """The sharding that divides an array by its first dimension among the chips of the batch axes; None where there is
+    no mesh, or they do not divide it."""
+    mesh = partition.current
+    if mesh is None or not mesh.batch_axes or not shape or shape[0] % mesh.parts(mesh.batch_axes):
+        return None
+    return mesh.sharding((mesh.batch_axes if len(mesh.batch_axes) > 1 else mesh.batch_axes[0],))
+
+
 def batch(tensor: torch.Tensor) -> None:
     """Divides a whole tensor on tpu by its first dimension among the chips of the batch axes, where that works out."""
     mesh = partition.current
     held = buffer.of(tensor)
-    if mesh is None or held is None or not mesh.batch_axes or not tensor.dim() or not tensor.is_contiguous():
+    if mesh is None or held is None or not tensor.is_contiguous() or held.shape != tuple(tensor.shape):
         return
-    if held.shape != tuple(tensor.shape) or tensor.shape[0] % mesh.parts(mesh.batch_axes):
+    sharding = batch_sharding(held.shape)
+    if sharding is None:
         return
     if held.written() and partition.spec_of(held.array(), mesh) not in (None, (None,) * tensor.dim()):
         return  # spread already
-    held.spread(mesh.sharding((mesh.batch_axes if len(mesh.batch_axes) > 1 else mesh.batch_axes[0],)))
+    held.spread(sharding)
 
 
 def alike(held: buffer.Buffer, pattern: buffer.Buffer) -> None:
@@ -116,6 +128,6 @@ def alike(held: buffer.Buffer, pattern: buffer.Buffer) -> None:
     mesh = partition.current
     if mesh is None or pattern.shape != held.shape:
         return
-    spec = partition.spec_of(pattern.array(), mesh)
-    if spec is not None and any(spec):
-        held.spread(mesh.sharding(spec))
+    array = pattern.array()
+    if partition.spec_of(array, mesh) is not None:
+        held.spread(array.sharding)
