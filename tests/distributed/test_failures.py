@@ -59,14 +59,16 @@ def test_every_call_is_compared_on_request(tmp_path):
 STRIKE = """
 import signal
 victim, how = int(os.environ["VICTIM"]), getattr(signal, os.environ["HOW"])
-def strike():
-    if rank == victim: os.kill(os.getpid(), how)
+def strike(after=0):
+    if rank == victim:
+        time.sleep(after)  # until the other rank waits for this one
+        os.kill(os.getpid(), how)
 """
 PLACES = {
     "load": START + STRIKE + """
 state = {"w": torch.randn(64, 64)}
 torch.save(state, os.path.join(os.path.dirname(__file__), f"{rank}.pt"))
-strike()
+strike(4)
 loaded = torch.load(os.path.join(os.path.dirname(__file__), f"{rank}.pt"), map_location="tpu")
 dist.broadcast(loaded["w"], 0); loaded["w"].sum().item()
 """,
@@ -75,7 +77,8 @@ dist.broadcast(loaded["w"], 0); loaded["w"].sum().item()
 def f(x):
     dist.all_reduce(x)
     return x + 1
-strike()
+f(torch.ones(3, device="tpu")).tolist()
+strike(6)
 f(torch.ones(7, device="tpu")).tolist()
 """,
     "decode": START + STRIKE + """

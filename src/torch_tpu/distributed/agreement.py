@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -37,10 +36,7 @@ class Agreement:
             return
         keys = [f"do/{number}/{rank}" for rank in range(len(self.ranks))]
         self.store.set(keys[self.rank], doing.encode())
-        try:
-            self.store.wait(keys, timedelta(seconds=seconds))
-        except RuntimeError as error:  # DistStoreError
-            raise dist.DistBackendError(self.explain(number, doing, f"timed out after {seconds:g} s")) from error
+        self._wait(number, doing, keys, seconds)
         said = [each.decode() for each in self.store.multi_get(keys)]
         if any(each != doing for each in said):
             raise dist.DistBackendError(
@@ -48,6 +44,25 @@ class Agreement:
                 + "; ".join(f"rank {rank} calls {each}" for rank, each in zip(self.ranks, said))
                 + ". Every rank must call the same collectives in the same order, with the same sizes and dtypes.")
         self.known.add(doing)
+
+    def _wait(self, number: int, doing: str, keys: list[str], seconds: float) -> None:
+        """Until all have said; not longer than there is hope. (store.wait prints a warning when its time is over.)"""
+        until = time.monotonic() + seconds
+        pause = 1e-3
+        try:
+            while not self.store.check(keys):
+                gone = [rank for rank, key in zip(self.ranks, keys)
+                        if rank in processes.gone and not self.store.check([key])]
+                late = time.monotonic() > until
+                if gone or late:
+                    how = f"timed out after {seconds:g} s"
+                    if gone:
+                        how = f"failed (rank {gone[0]} {processes.gone[gone[0]]})"
+                    raise dist.DistBackendError(self.explain(number, doing, how))
+                time.sleep(pause)
+                pause = min(pause * 1.5, 0.1)
+        except dist.DistNetworkError as error:
+            raise dist.DistBackendError(self.explain(number, doing, f"failed ({error})")) from error
 
     def _state(self, rank: int, said: dict[int, str]) -> str:
         how = processes.gone.get(self.ranks[rank], "")

@@ -153,7 +153,7 @@ def launch(where: Scope, name: str, run: Callable[[list[Any]], list[Any]], array
     doing = where.compared.get(run)
     if doing is None:  # traced by the call before
         doing = where.compared[run] = _summary(where.traced)
-    group.agreement.check(number, doing, seconds)
+    group.compare(number, doing, seconds)
     return watchdog.run(group, number, doing, seconds, lambda: run(arrays))
 
 

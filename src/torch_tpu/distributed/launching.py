@@ -107,8 +107,16 @@ class LaunchingGroup(NamedGroup):
         number, timeout = self.next_number(), self.timeout_of(opts)
         sizes = ", ".join([f"{str(t.dtype)[6:]}[{t.numel()}]" for t in tensors])
         doing = f"{name}({sizes})"
-        self.agreement.check(number, doing, timeout.total_seconds())
+        self.compare(number, doing, timeout.total_seconds())
         return Call(number, doing, timeout)
+
+    def compare(self, number: int, doing: str, seconds: float) -> None:
+        """See Agreement.check."""
+        watchdog.waits((self, number, doing))
+        try:
+            self.agreement.check(number, doing, seconds)
+        finally:
+            watchdog.waits(None)
 
     def carry(self, call: Call, carrier: host_memory.Carrier, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
               result: Any) -> Any:

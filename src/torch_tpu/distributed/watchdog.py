@@ -90,7 +90,7 @@ _waiting: Doing | None = None  # what the main thread waits for
 
 
 def waits(doing: Doing | None) -> None:
-    """Gloo is waited for, or (None) no more."""
+    """Gloo or the other ranks are waited for, or (None) no more."""
     global _waiting
     _waiting = doing
 
