@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.extend.core
 import numpy as np
 from jax._src import compiler as _compiler
 from jax._src import config as _config
@@ -213,14 +214,29 @@ def put_parts(value: np.ndarray, sharding: Any) -> jax.Array:
         return _jax.batched_device_put(aval, sharding, [value[indices[chip]] for chip in chips], chips)
 
 
-def lower_over(jaxpr: Any, avals: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any],
+def is_literal(atom: Any) -> bool:
+    """Whether an argument of an equation is a constant in it."""
+    return isinstance(atom, jax.extend.core.Literal)
+
+
+def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Inside a trace: the results of one equation of a jaxpr."""
+    primitive = equation.primitive
+    with equation.ctx.manager:
+        made = primitive.bind(*values, **primitive.get_bind_params(equation.params))
+    return list(made) if primitive.multiple_results else [made]
+
+
+def constrain(value: Any, sharding: Any) -> Any:
+    """Inside a trace: the value, spread so at this point."""
+    return jax.lax.with_sharding_constraint(value, sharding)
+
+
+def lower_over(program: Callable[..., Any], avals: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any],
                donate: Sequence[int]) -> Any:
-    """StableHLO of a traced function whose arguments are spread as `given`, and its results as `wanted` (None: as XLA
+    """StableHLO of a function whose arguments are spread as `given`, and its results as `wanted` (None: as XLA
     likes)."""
     with x64(), lowering.ours():
-        def program(*arrays: Any) -> list[Any]:
-            return replay(jaxpr, arrays)
-
         jitted = jax.jit(program, in_shardings=tuple(given), out_shardings=list(wanted),
                          donate_argnums=tuple(donate), keep_unused=True)
         return jitted.trace(*avals).lower().compiler_ir("stablehlo")
