@@ -63,30 +63,31 @@ def test_causal_with_grouped_heads(for_tpu):
 
 
 def test_lengths_and_widths_that_fill_no_block(for_tpu):
-    agree(inputs(1, 1, 70, 300, 80, 40), 1e-4, scale=0.3)
+    agree(inputs(1, 1, 140, 300, 80, 40), 1e-4, scale=0.3)
     assert for_tpu == ["forward", "backward"]
 
 
 def test_mask_of_bool_with_rows_that_see_nothing(for_tpu):
-    mask = torch.rand(2, 1, 90, 260) < 0.5
-    mask[:, :, 7] = False
-    agree(inputs(3, 1, 90, 260, 64), 1e-4, attn_mask=mask)
+    mask = torch.rand(2, 1, 140, 260) < 0.5
+    mask[:, :, 7] = mask[:, :, :64, 128:] = False  # a row, and a block
+    agree(inputs(3, 1, 140, 260, 64), 1e-4, attn_mask=mask)
 
 
 def test_mask_of_floats_and_causal_bfloat16(for_tpu):
-    agree(inputs(2, 2, 90, 260, 64), 1e-4, attn_mask=torch.randn(90, 260))
+    agree(inputs(2, 2, 140, 260, 64), 1e-4, attn_mask=torch.randn(140, 260))
     agree(inputs(2, 1, 130, 130, 128, dtype=torch.bfloat16), 6e-2, is_causal=True)
     assert for_tpu == ["forward", "backward"] * 2
 
 
 def test_what_it_does_not_serve(for_tpu):
-    query, key, value = (t.to("tpu") for t in inputs(2, 2, 40, 40, 64))
+    query, key, value = (t.to("tpu") for t in inputs(2, 2, 140, 140, 64))
     F.scaled_dot_product_attention(query, key, value, dropout_p=0.5)
-    F.scaled_dot_product_attention(query, key, value, attn_mask=torch.zeros(2, 2, 40, 40, device="tpu"))
+    F.scaled_dot_product_attention(query[:, :, :1], key, value)
+    F.scaled_dot_product_attention(query, key, value, attn_mask=torch.zeros(2, 2, 140, 140, device="tpu"))
     F.scaled_dot_product_attention(query.double(), key.double(), value.double())
-    mask = torch.zeros(40, 40, device="tpu", requires_grad=True)
+    mask = torch.zeros(140, 140, device="tpu", requires_grad=True)
     F.scaled_dot_product_attention(query, key, value, attn_mask=mask).sum().backward()
-    assert for_tpu == ["forward"] and mask.grad.shape == (40, 40)
+    assert for_tpu == ["forward"] and mask.grad.shape == (140, 140)
 
 
 def test_virtual_chips_go_on_as_they_did(monkeypatch):

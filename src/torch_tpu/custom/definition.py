@@ -29,6 +29,7 @@ class JaxOp:
                  mutated: dict[str, int], x64: bool, of: signature.Signature) -> None:
         functools.update_wrapper(self, fn)
         self.name = name
+        self._qualname = getattr(fn, "__qualname__", name)
         namespace, short = name.split("::")
         old = _libraries.pop(name, None)
         if old is not None:  # defined again, as in a notebook
@@ -81,6 +82,16 @@ class JaxOp:
         """Another function that gives the results' shapes; the JAX function itself says them otherwise."""
         self._functional.fake = fn
         return fn
+
+    def __deepcopy__(self, memo: Any) -> JaxOp:
+        return self
+
+    def __copy__(self) -> JaxOp:
+        return self
+
+    def __reduce__(self) -> str:
+        """Pickled by its name, as a function is."""
+        return self._qualname
 
     def __repr__(self) -> str:
         return f"<jax_op {self.overload._schema}>"

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..runtime import jax_door, pallas_door
+from ..runtime import jax_door, pallas_door, partition
 from . import context
 
 _ROWS, _KEYS = 512, 512  # of a block of scores: 1 MiB in float32
@@ -56,6 +56,8 @@ def serves(query, key, value, attn_mask, keep, grad_mask=False) -> bool:
     """Whether the program is for a TPU, and the scores are so many that they would go through its memory."""
     if context.platform_name() != "tpu" or keep is not None or grad_mask or query.dtype not in _TYPES:
         return False
+    if partition.current is not None or query.shape[-2] < _LANES:
+        return False  # XLA does not divide a kernel among chips; few rows have few scores for each key that is read
     if query.dtype != key.dtype or query.ndim < 3 or max(query.shape[-1], value.shape[-1]) > 256:
         return False
     if attn_mask is not None and attn_mask.ndim > 2 and attn_mask.shape[-3] != 1:
@@ -135,6 +137,14 @@ def _reaches(plan: _Plan, row_block, key_block):
     return (row_block + 1) * plan.rows > key_block * plan.keys if plan.causal else True
 
 
+def _seen(plan: _Plan, mask, row_block, key_block):
+    """Whether a block of scores has one that counts. Masks are often causal themselves."""
+    reaches = _reaches(plan, row_block, key_block)
+    if mask is None or mask.dtype != jnp.int8:
+        return reaches
+    return jnp.logical_and(reaches, jnp.max(mask[0].astype(jnp.int32)) > 0)
+
+
 def _refs(plan: _Plan, refs):
     """q, k, v, mask or None, and the rest."""
     if plan.masked:
@@ -159,7 +169,7 @@ def _forward_kernel(plan: _Plan, *refs):
         total[...] = jnp.zeros(total.shape, jnp.float32)
         acc[...] = jnp.zeros(acc.shape, jnp.float32)
 
-    @pl.when(_reaches(plan, row_block, key_block))
+    @pl.when(_seen(plan, inputs[3], row_block, key_block))
     def _():
         q, k, v, mask = _blocks(inputs, plan)
         scores = _scores(q, k, mask, plan, row_block * plan.rows, key_block * plan.keys)
@@ -196,7 +206,7 @@ def _backward_keys_kernel(plan: _Plan, *refs):
         dk_acc[...] = jnp.zeros(dk_acc.shape, jnp.float32)
         dv_acc[...] = jnp.zeros(dv_acc.shape, jnp.float32)
 
-    @pl.when(_reaches(plan, row_block, key_block))
+    @pl.when(_seen(plan, inputs[3], row_block, key_block))
     def _():
         q, k, v, mask = _blocks(inputs, plan)
         g = grad[0, 0].reshape(plan.groups * plan.rows, -1)
@@ -221,7 +231,7 @@ def _backward_queries_kernel(plan: _Plan, *refs):
     def _():
         acc[...] = jnp.zeros(acc.shape, jnp.float32)
 
-    @pl.when(_reaches(plan, row_block, key_block))
+    @pl.when(_seen(plan, inputs[3], row_block, key_block))
     def _():
         q, k, v, mask = _blocks(inputs, plan)
         g = grad[0, 0].reshape(plan.groups * plan.rows, -1)
@@ -273,21 +283,28 @@ class _Specs:
         return [self.queries(width), self.keys(width), self.keys(width_v), *(self.mask(m.shape[0] > 1) for m in masks)]
 
 
-def _cost(plan: _Plan, products, grid, in_specs, arguments, out_shape):
-    """What XLA is told of a kernel, which it cannot look into. Blocks of the inner loop are read at each turn of the
-    outer one.
+def _cost(plan: _Plan, products, by_keys, grid, in_specs, arguments, out_shape):
+    """What XLA is told of a kernel, which it cannot look into. Blocks that go with the inner loop are read at each turn
+    of the outer one.
 
     Args:
         products: widths of the matrix products over one block of scores.
+        by_keys: blocks of keys are the outer loop.
     """
     from jax.experimental import pallas as pl
 
     pairs = sum(1 for r in range(plan.row_blocks) for c in range(plan.key_blocks) if _reaches(plan, r, c))
     steps = grid[0] * grid[1] * pairs
     scores = plan.groups * plan.rows * plan.keys
-    moved = sum(math.prod(spec.block_shape) * x.dtype.itemsize for spec, x in zip(in_specs, arguments))
+    of_keys = {1, 2}
+    inner = {at for at in range(len(arguments)) if (at in of_keys) != by_keys}
+    if plan.masked:
+        inner.add(3)
+    moved = sum(math.prod(spec.block_shape) * x.dtype.itemsize * (steps if at in inner else math.prod(grid[:3]))
+                for at, (spec, x) in enumerate(zip(in_specs, arguments)))
+    moved += sum(math.prod(o.shape) * o.dtype.itemsize for o in out_shape)
     return pl.CostEstimate(flops=2 * steps * scores * sum(products), transcendentals=steps * scores,
-                           bytes_accessed=steps * moved + sum(math.prod(o.shape) * o.dtype.itemsize for o in out_shape))
+                           bytes_accessed=moved)
 
 
 def _call(kernel, plan: _Plan, products, grid, in_specs, out_specs, out_shape, scratch, arguments):
@@ -299,7 +316,7 @@ def _call(kernel, plan: _Plan, products, grid, in_specs, out_specs, out_shape, s
     spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=0, grid=grid, in_specs=in_specs, out_specs=out_specs,
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch])
-    cost = _cost(plan, products, grid, in_specs, arguments, out_shape)
+    cost = _cost(plan, products, kernel is _backward_keys_kernel, grid, in_specs, arguments, out_shape)
     return pl.pallas_call(functools.partial(kernel, plan), grid_spec=spec, out_shape=out_shape, compiler_params=order,
                           cost_estimate=cost, name="flash" + kernel.__name__)(*arguments)
 
