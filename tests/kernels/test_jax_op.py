@@ -325,6 +325,34 @@ def test_defined_again():
         assert torch.compile(lambda x, op=op: op(x), fullgraph=True)(x).tolist() == [factor, factor]
 
 
+def test_generate():
+    """Part of the programs that generate captures."""
+    transformers = pytest.importorskip("transformers")
+
+    class Norm(torch.nn.Module):
+        def __init__(self, other):
+            super().__init__()
+            self.weight = other.weight
+
+        def forward(self, x):
+            return rms_norm(x, self.weight, 1e-6)
+
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        num_hidden_layers=2, hidden_size=64, intermediate_size=128, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=100)).eval()
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    wanted = model.generate(tokens, max_new_tokens=8, do_sample=False)
+    model.model.norm = Norm(model.model.norm)
+    for layer in model.model.layers:
+        layer.input_layernorm = Norm(layer.input_layernorm)
+    before = len(executable.STATISTICS.graphs)
+    got = model.to("tpu").generate(tokens.to("tpu"), max_new_tokens=8, do_sample=False, cache_implementation="static")
+    assert torch.equal(got.cpu(), wanted)
+    assert [each.name for each in executable.STATISTICS.graphs[before:]] == ["LlamaForCausalLM.prefill",
+                                                                             "LlamaForCausalLM.decode"]
+
+
 class Holder(torch.nn.Module):
     def __init__(self):
         super().__init__()
