@@ -23,7 +23,7 @@ def _ip(*arguments: str) -> None:
 
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
-    """The names of two namespaces with the addresses above."""
+    """The names of two namespaces with the addresses above, on a device `eth`."""
     if shutil.which("ip") is None:
         pytest.skip("the program ip (iproute2) is not installed")
     tag = uuid.uuid4().hex[:6]
@@ -34,10 +34,10 @@ def hosts() -> Iterator[list[str]]:
         pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
     try:
         _ip("netns", "add", names[1])
-        _ip("link", "add", f"v{tag}a", "netns", names[0], "type", "veth", "peer", "name", f"v{tag}b", "netns", names[1])
-        for name, link, address in zip(names, (f"v{tag}a", f"v{tag}b"), ADDRESSES):
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
-            _ip("-n", name, "link", "set", link, "up")
+        _ip("link", "add", "eth", "netns", names[0], "type", "veth", "peer", "name", "eth", "netns", names[1])
+        for name, address in zip(names, ADDRESSES):
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth")
+            _ip("-n", name, "link", "set", "eth", "up")
             _ip("-n", name, "link", "set", "lo", "up")
         yield names
     finally:
@@ -50,6 +50,8 @@ def run_on(hosts: Sequence[str], commands: Sequence[Sequence[str]], environments
     """The output of a command on each host; all must succeed."""
     dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     base = {k: v for k, v in os.environ.items() if k not in dropped}
+    # Gloo's groups of CPU tensors go by the host's name, which is the same in both namespaces.
+    base.update(GLOO_SOCKET_IFNAME="eth")
     base.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1")
     running = [subprocess.Popen(["ip", "netns", "exec", host, sys.executable, *command], stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True, env={**base, **extra})

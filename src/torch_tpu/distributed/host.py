@@ -3,6 +3,7 @@ could run only where all ranks agreed on their order."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..runtime import processes
 from .work import HostWork
 
 
@@ -19,12 +21,23 @@ def gloo(store: Any, rank: int, size: int, timeout: timedelta, ranks: Sequence[i
     group = dist.ProcessGroup(store, rank, size)
     kind = dist.ProcessGroup.BackendType.GLOO
     group._set_default_backend(kind)
-    backend = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    backend = _backend(store, rank, size, timeout)
     backend._set_sequence_number_for_group()
     group._register_backend(torch.device("cpu"), kind, backend)
     group._set_group_name(f"{name}_host")
     group._set_group_desc("tensors on the host")
     return group
+
+
+def _backend(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+    own = processes.own_address()
+    if own is None or os.environ.get("GLOO_SOCKET_IFNAME"):
+        return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    # Several hosts: gloo would take the address of this host's name, which may be loopback.
+    options: Any = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
+    options._timeout = timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 def watch(group: Any, doing: str, launch: Callable[[], Any], after: Callable[[], None] | None = None,

@@ -93,6 +93,12 @@ def _own_address(master: str) -> str:
         return probe.getsockname()[0]
 
 
+def own_address() -> str | None:
+    """This host's address on the way to the host of rank 0; None where the job is on one host or there is none."""
+    job = joined or _requested
+    return None if job is None or job.master == "127.0.0.1" else _own_address(job.master)
+
+
 def _wait(store: Any, keys: dict[int, str], seconds: float, doing: str) -> None:
     try:
         store.wait(list(keys.values()), timedelta(seconds=seconds))
