@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from processes import python
+
 # The one for the reader: what was there when these doors were last tried.
 TRIED = "torch 2.13.0, jax 0.10.2"
 
@@ -231,3 +233,47 @@ def test_autograd_functions_below_transforms():
 
     with enable_single_level_autograd_function():
         assert hasattr(super(torch.autograd.Function, torch.autograd.Function), "apply")
+
+
+def test_a_client_of_several_virtual_chips_is_silent():
+    finished = python("""
+        import torch
+        torch.ones(2, device="tpu")
+        import jax
+        print(len(jax.local_devices(backend="cpu")))
+    """, TORCH_TPU_VIRTUAL_CHIPS="3")
+    assert finished.stdout.strip() == "3" and finished.stderr == "", finished.stderr
+
+
+def test_programs_over_a_mesh():
+    finished = python("""
+        import torch, jax, jax.numpy as jnp, numpy as np
+        torch.ones(2, device="tpu")
+        from torch_tpu.runtime import jax_door
+        chips = jax.local_devices(backend="cpu")
+        grid = jax_door.mesh(chips, {"a": 2, "b": 2})
+        rows, whole = jax_door.named_sharding(grid, ("a",)), jax_door.named_sharding(grid, ())
+        assert jax_door.on_mesh(rows, grid) and not jax_door.on_mesh(jax.sharding.SingleDeviceSharding(chips[0]), grid)
+        value = np.arange(8, dtype=np.int64).reshape(4, 2)
+        array = jax_door.put_parts(value, rows)
+        assert array.dtype == np.int64 and array.sharding is rows and (np.asarray(array) == value).all()
+        assert jax_door.spread(array, whole).sharding == whole
+        traced = jax_door.trace(lambda x: [x @ x.T, x + 1], [jax.ShapeDtypeStruct((4, 2), np.int64)])
+        def program(x):
+            values = dict(zip(traced.jaxpr.jaxpr.invars, [x]))
+            for equation in traced.jaxpr.eqns:
+                given = [a.val if jax_door.is_literal(a) else values[a] for a in equation.invars]
+                values.update(zip(equation.outvars, jax_door.bind(equation, given)))
+            return [jax_door.constrain(values[v], whole) if i == 0 else values[v]
+                    for i, v in enumerate(traced.jaxpr.jaxpr.outvars)]
+        module = jax_door.lower_over(program, [jax.ShapeDtypeStruct((4, 2), np.int64)], [rows], [None, rows], [])
+        options = jax_door.partition_options(chips, [True, False])
+        made = jax_door.compile_module(module, chips[0], options, chips)
+        again = jax_door.load_executable(jax_door.save_executable(made), chips[0], options, chips)
+        for loaded in (made, again):
+            assert jax_door.output_specs(loaded, grid, [2, 2]) == [(), ("a",)]
+            makers = jax_door.outputs_over(jax_door.results(traced), [whole, rows])
+            product, added = jax_door.execute(loaded, [array], makers)
+            assert (np.asarray(product) == value @ value.T).all() and (np.asarray(added) == value + 1).all()
+    """, TORCH_TPU_VIRTUAL_CHIPS="4")
+    assert finished.returncode == 0, finished.stderr

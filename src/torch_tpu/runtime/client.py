@@ -29,6 +29,8 @@ class Client:
 
         from . import jax_door
 
+        if self.platform.virtual and not platform.scan_chips()[1]:
+            jax_door.without_chips()
         if job is not None:
             processes.join(job)
         elif self.platform.virtual and (self.platform.chips or 1) > 1:

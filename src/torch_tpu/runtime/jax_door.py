@@ -286,6 +286,19 @@ def backends_started() -> bool:
     return _xla_bridge.backends_are_initialized()
 
 
+def without_chips() -> None:
+    """Before JAX starts, on a host that has no TPU chip: JAX does not try libtpu, which where it is installed takes
+    seconds to find none, and prints what it misses."""
+    factory = _xla_bridge._backend_factories.get("tpu")
+    if factory is None or _xla_bridge.backends_are_initialized() or jax.config.jax_platforms:
+        return
+
+    def none() -> Any:
+        raise RuntimeError("this host has no TPU chip")
+
+    _xla_bridge._backend_factories["tpu"] = dataclasses.replace(factory, factory=none, fail_quietly=True)
+
+
 def virtual_chips(count: int) -> None:
     """Before JAX starts: its CPU client shows this many devices in this process (as the option jax_num_cpu_devices
     would for the user's JAX code, too)."""

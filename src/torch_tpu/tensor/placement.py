@@ -89,15 +89,42 @@ def spec_of(tensor: torch.Tensor) -> Spec | None:
     mesh = partition.current
     held = buffer.of(tensor)
     order = buffer.dense_order(tensor.shape, tensor.stride())
-    if mesh is None or held is None or order is None or len(order) != len(held.shape):
+    if mesh is None or held is None or order is None or tensor.storage_offset():
         return None
     names = partition.spec_of(held.array(), mesh)
     if names is None:
         return None
+    lies = _regrouped(held.shape, names, tuple(tensor.shape[d] for d in order))
+    if lies is None:
+        return None
     found: list[Any] = [None] * tensor.dim()
     for place, dim in enumerate(order):
-        found[dim] = names[place]
+        found[dim] = lies[place]
     return tuple(found)
+
+
+def _regrouped(shape: Sequence[int], names: Spec, wanted: Sequence[int]) -> list[Any] | None:
+    """Names of the dimensions of an array, for the same elements in another shape: an array of [6, 8] whose first
+    dimension is divided is, as [2, 3, 8], divided in its first. None where the dimensions do not line up."""
+    found: list[Any] = [None] * len(wanted)
+    here, there = 0, 0
+    while here < len(shape) and there < len(wanted):
+        first, start = here, there
+        have, want = shape[here], wanted[there]
+        while have != want:
+            if have < want and here + 1 < len(shape):
+                here += 1
+                have *= shape[here]
+            elif want < have and there + 1 < len(wanted):
+                there += 1
+                want *= wanted[there]
+            else:
+                return None
+        if any(name is not None for name in names[first + 1:here + 1]):
+            return None
+        found[start] = names[first]
+        here, there = here + 1, there + 1
+    return found if not any(name is not None for name in names[here:]) else None
 
 
 def batch_sharding(shape: Sequence[int]) -> Any:
