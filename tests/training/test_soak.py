@@ -8,8 +8,9 @@ import sys
 
 import pytest
 import torch
-from processes import python
 from recipes import ROOT
+
+from processes import python
 
 pytestmark = pytest.mark.usefixtures("no_fallback")
 
