@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..runtime import partition
-from ..tensor import buffer, placement
 from . import on_import
+
+if TYPE_CHECKING:  # they load JAX, which `import torch` must not
+    from ..runtime import partition
 
 
 def install() -> None:
@@ -24,6 +25,8 @@ def _adapt_loading(module: ModuleType) -> None:
 
     @functools.wraps(theirs)
     def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        from ..runtime import partition
+
         if partition.current is None or not _everything_on_chip(kwargs.get("device_map")):
             return theirs(cls, *args, **kwargs)
         from ..mesh import mesh
@@ -53,6 +56,8 @@ def _adapt_caches(module: ModuleType) -> None:
 
     @functools.wraps(theirs)
     def lazy_initialization(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from ..runtime import partition
+
         result = theirs(self, *args, **kwargs)
         if partition.current is not None:
             _divide(self.keys, partition.current)
@@ -65,6 +70,8 @@ def _adapt_caches(module: ModuleType) -> None:
 def _divide(states: torch.Tensor, mesh: partition.Mesh) -> None:
     """A cache of shape [batch, heads, length, head size] by the batch, and by heads along `tp`, where that works out:
     then a chip attends with the heads that it computes."""
+    from ..tensor import buffer, placement
+
     if buffer.of(states) is None:  # it is being traced
         return
     batch = mesh.batch_axes if mesh.batch_axes and states.shape[0] % mesh.parts(mesh.batch_axes) == 0 else None
