@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 SIZES = {"4 KB": 1 << 10, "16 MB": 4 << 20}  # float32 elements that one rank holds
-CALLS = {"4 KB": 200, "16 MB": 5}
-ROUNDS = 9
+CALLS = {"4 KB": 100, "16 MB": 3}
+ROUNDS = 7
 
 
 def collectives(device: str, count: int) -> dict[str, Callable[[], Any]]:

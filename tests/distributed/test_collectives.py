@@ -76,6 +76,31 @@ def test_functional_collectives_have_gradients_and_compile_into_one_graph(tmp_pa
     assert "cut into" not in output
 
 
+def test_collectives_that_dynamo_does_not_know_are_in_the_graph_too(tmp_path):
+    run(tmp_path, """
+        warnings.simplefilter("error", RuntimeWarning)  # a graph cut into pieces warns
+        def broadcast(x):
+            y = x * 2; dist.broadcast(y, 1); return y + 1
+        def reduce(x):
+            y = x * 2; dist.reduce(y, 1, op=dist.ReduceOp.MAX); return y + 1
+        def gather(x):
+            parts = [torch.empty_like(x) for _ in range(world)] if rank == 1 else None
+            dist.gather(x * 2, parts, dst=1)
+            return torch.stack(parts) if rank == 1 else x
+        def scatter(x):
+            y = torch.empty_like(x); dist.scatter(y, [x, x * 3] if rank == 0 else None, src=0); return y + 1
+        def exchange(x):
+            parts = [torch.empty_like(x) for _ in range(world)]
+            dist.all_to_all(parts, [x + 1, x + 2]); return torch.stack(parts)
+        def sums(x):
+            y = torch.empty_like(x); dist.reduce_scatter(y, [x, x * 2]); return y
+        x = (torch.arange(4.0) + 10 * rank).to("tpu")
+        for number, f in enumerate((broadcast, reduce, gather, scatter, exchange, sums), 1):
+            close(torch.compile(f, backend="tpu", fullgraph=True)(x), f(x), f.__name__)
+            same(len(torch.tpu.compiler.stats().graphs), number, "graphs")
+    """)
+
+
 def test_the_device_before_the_group(tmp_path):
     run(tmp_path, """
         x = torch.ones(2, device="tpu") + rank

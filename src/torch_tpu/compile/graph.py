@@ -241,6 +241,7 @@ class Segment:
             for index, value in bases.items():
                 written.append((index, len(results)))
                 results.append(value)
+            results.extend(collectives.unused(self.scope))
             return results
 
         avals = [jax.ShapeDtypeStruct(held.shape, held.dtype) for held in buffers]

@@ -32,6 +32,7 @@ class Scope:
         groups: by name of the process group.
         members: by name, the process group.
         traced: the collectives of the program that was traced last, in order.
+        unused: of that program, an element of each result that nothing reads on this rank.
         compared: of each program that ran, what it says to the other ranks.
     """
 
@@ -39,6 +40,7 @@ class Scope:
     groups: dict[str, Groups]
     members: dict[str, Any]
     traced: list[str] = field(default_factory=list)
+    unused: list[Any] = field(default_factory=list)
     compared: dict[Any, str] = field(default_factory=dict)
 
     def of(self, name: str) -> Groups:
@@ -138,7 +140,14 @@ def replicas(where: Scope | None) -> list[Any]:
     if where is None:
         return []
     where.traced.clear()
+    where.unused.clear()
     return program.devices(where.ranks)
+
+
+def unused(where: Scope | None) -> list[Any]:
+    """What a program must give besides its results: XLA would leave out a collective whose result is not read on this
+    rank, and the other ranks, where it is, would wait for ever."""
+    return where.unused if where is not None else []
 
 
 def launch(where: Scope, name: str, run: Callable[[list[Any]], list[Any]], arrays: list[Any]) -> list[Any]:
@@ -174,7 +183,10 @@ def lower(node: Node, args: Sequence[Any], where: Scope | None) -> Any:
         return args[0]
     assert where is not None
     where.traced.append(_text(name, args, where))
-    return _LOWERED[name](where, *args)
+    result = _LOWERED[name](where, *args)
+    if not any(user.users for user in node.users):  # a wait_tensor that nobody reads
+        where.unused.extend(each.reshape(-1)[:1] for each in (result if isinstance(result, list) else [result]))
+    return result
 
 
 def _text(name: str, args: Sequence[Any], where: Scope) -> str:
