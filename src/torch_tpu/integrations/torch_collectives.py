@@ -81,8 +81,9 @@ def _torch_tpu_reduce_scatter(output: Tensor, input_list: list[Tensor], op: Any 
     _for_tpu(output, "reduce_scatter")
     if any(part.shape != output.shape for part in input_list):
         torch._dynamo.graph_break(msg="torch.distributed.reduce_scatter of different sizes is not traced")
+    group = group or dist.group.WORLD
     rows = torch.stack(input_list)
-    output.copy_(fc.reduce_scatter_tensor(rows, fc.REDUCE_OP_TO_STR[op], 0, group or dist.group.WORLD)[0])
+    output.copy_(fc.reduce_scatter_tensor(rows, fc.REDUCE_OP_TO_STR[op], 0, group)[0])
 
 
 def _torch_tpu_all_to_all(output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], group: Any = None,
@@ -93,7 +94,8 @@ def _torch_tpu_all_to_all(output_tensor_list: list[Tensor], input_tensor_list: l
     shape = input_tensor_list[0].shape
     if any(part.shape != shape for part in (*input_tensor_list, *output_tensor_list)):
         torch._dynamo.graph_break(msg="torch.distributed.all_to_all of different sizes is not traced")
-    everyone = fc.all_to_all_single(torch.stack(input_tensor_list), None, None, group or dist.group.WORLD)
+    group = group or dist.group.WORLD
+    everyone = fc.all_to_all_single(torch.stack(input_tensor_list), None, None, group)
     for number, taken in enumerate(output_tensor_list):
         taken.copy_(everyone[number])
 
