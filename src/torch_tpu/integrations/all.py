@@ -11,7 +11,9 @@ def install() -> None:
     from . import (
         torch_collectives,
         torch_compile,
+        torch_context_parallel,
         torch_ddp,
+        torch_dtensor,
         torch_dynamo,
         torch_flex_attention,
         torch_modules,
@@ -20,7 +22,9 @@ def install() -> None:
 
     torch_collectives.install()
     torch_compile.install()
+    torch_context_parallel.install()
     torch_ddp.install()
+    torch_dtensor.install()
     torch_dynamo.install()
     torch_flex_attention.install()
     torch_modules.install()
