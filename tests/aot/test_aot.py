@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_tpu import aot
 from torch_tpu.aot import models, topology
+from torch_tpu.aot.compiling import compile_program
 from torch_tpu.runtime import errors, memory
 from torch_tpu.runtime import platform as tpu_platform
 
@@ -149,7 +150,7 @@ def test_an_unsupported_graph_says_where(function, message):
 
 
 @pytest.mark.parametrize("name, message", [
-    ("v5e-8", "has several chips"), ("v9-1", "it is one of v4-1, v5e-1"), ("v5e-x", "is not known")])
+    ("v5e-5", "slices of v5e have 1, 4, 8"), ("v9-1", "such as v4-1, v5e-1"), ("v5e-x", "is not known")])
 def test_wrong_topologies(name, message):
     with pytest.raises(ValueError, match=message):
         aot.compile(torch.neg, torch.empty(2), name)
@@ -259,7 +260,7 @@ def test_check_a_folder_as_json(tmp_path):
 
 @pytest.mark.parametrize("arguments, message", [
     (["no/such/model"], "nothing is downloaded"),
-    (["Qwen3Config", "--topology", "v5e-4"], "has several chips"),
+    (["Qwen3Config", "--topology", "v5e-4", "--mesh", "tp=3"], "v5e-4 has 4"),
     (["Qwen3Config", "--program", "play"], "program 'play' is not known"),
     (["Qwen3Config", "--prompt", "4096"], "longer than the cache of 1024"),
     (["Qwen3Config", "--set", "layers"], "give FIELD=VALUE")])
@@ -286,3 +287,53 @@ def test_the_code_of_the_page_runs(capsys):
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M):
         exec(compile(block, "aot.md", "exec"), names)
     assert "fits            yes" in capsys.readouterr().out
+
+
+# -- several chips
+
+
+def small():
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model("qwen3", hidden_size=512, intermediate_size=1536, num_hidden_layers=2, head_dim=64,
+                                  num_attention_heads=8, num_key_value_heads=4, vocab_size=32000)
+    return models.model(config, torch.bfloat16)
+
+
+def test_decode_over_four_chips():
+    shape = models.Shape(batch=2, prompt=64, cache=256)
+    whole = compile_program(models.program(small(), "decode", shape), "v5e-1").report
+    report = compile_program(models.program(small(), "decode", shape, {"tp": 4}), "v5e-4").report
+    assert report.mesh == {"tp": 4} and report.host_transfers == ()
+    assert report.argument_bytes == pytest.approx(whole.argument_bytes / 4, rel=0.05)
+    caches = [each for each in models.program(small(), "decode", shape, {"tp": 4}).arguments if ".keys" in each.name]
+    assert caches and all("tp" in each.layout for each in caches)
+    # What the attention and the MLP of each layer give is summed: [2, 1, 512] in bfloat16.
+    sums = [each for each in report.collectives if each.kind == "all-reduce" and each.nbytes >= 2 * 512 * 2]
+    assert sum(each.times for each in sums) >= 4 and {each.chips for each in report.collectives} == {4}
+    assert report.exchanged_bytes == round(sum(each.sent() for each in report.collectives)) < 1 << 20
+    assert "sent by each chip" in str(report) and json.loads(report.to_json())["mesh"] == {"tp": 4}
+
+
+def test_a_training_step_over_eight_chips():
+    model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512)).to("meta")
+    made = aot.compile(model, (torch.empty(64, 512), torch.empty(64, 512)), "v6e-8", mesh={"fsdp": 4, "tp": 2},
+                       train=True, loss=torch.nn.functional.mse_loss)
+    parameters = 2 * 512 * 2048 * 4
+    assert made.report.argument_bytes == pytest.approx(3 * parameters / 8, rel=0.05)  # and AdamW's two moments
+    assert any(each.kind in ("all-reduce", "reduce-scatter") for each in made.report.collectives)
+    assert any(each.kind == "all-gather" for each in made.report.collectives)
+    assert made.report.alias_bytes > 0 and made.executable
+
+
+def test_meshes_that_do_not_fit():
+    model = torch.nn.Linear(64, 64, device="meta")
+    with pytest.raises(ValueError, match="has 3 devices, v5e-4 has 4"):
+        aot.compile(model, torch.empty(8, 64), "v5e-4", mesh={"tp": 3})
+    with pytest.raises(ValueError, match="has one chip"):
+        aot.compile(model, torch.empty(8, 64), "v5e-1", mesh={"tp": 2})
+    with pytest.raises(ValueError, match=r"1, 4, 8, 16"):
+        aot.compile(model, torch.empty(8, 64), "v5e-3")
+    with pytest.warns(RuntimeWarning, match="no multiple of fsdp=4"):
+        aot.trace(model, torch.empty(6, 64), mesh={"fsdp": 4})
+    assert topology.parse("v7x-4").devices == 8 and topology.parse("v5p-16").grid == "v5p:2x2x4"

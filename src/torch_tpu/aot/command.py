@@ -14,7 +14,8 @@ PROGRAMS = "prefill,decode"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a folder with config.json, a configuration class (Qwen3Config) or type (qwen3)")
-    parser.add_argument("--topology", default="v5e-1,v6e-1", help="by commas: v4-1, v5e-1, v5p-1, v6e-1, v7x-1")
+    parser.add_argument("--topology", default="v5e-1,v6e-1", help="by commas: v5e-1, v5e-4, v5p-8, v6e-4, ...")
+    parser.add_argument("--mesh", default="", help="for several chips: tp=4, or fsdp=2,tp=2; default: all chips are tp")
     parser.add_argument("--batch", type=_positive, default=1, help="sequences")
     parser.add_argument("--prompt", type=_positive, default=512, help="tokens of prefill, and of a training example")
     parser.add_argument("--cache", type=_positive, default=1024, help="tokens that the static cache holds")
@@ -45,6 +46,7 @@ def run(given: argparse.Namespace) -> int:
     shape = models.Shape(given.batch, given.prompt, given.cache)
     try:
         chips = [topology.parse(name) for name in names]
+        meshes = [compiling.arranged(each, _mesh(given.mesh) if each.devices > 1 else None) for each in chips]
         kinds = _kinds(given.program, models.PROGRAMS)
         if shape.prompt > shape.cache and set(kinds) != {"train"}:
             raise ValueError(f"the prompt of {shape.prompt} tokens is longer than the cache of {shape.cache}; give "
@@ -62,13 +64,16 @@ def run(given: argparse.Namespace) -> int:
               f"prompt {shape.prompt}, cache {shape.cache}\n\n{'' if given.report else _HEADER}", flush=True)
     for kind in kinds:
         tokens = shape.batch * (1 if kind == "decode" else shape.prompt)
-        try:
-            program = models.program(model, kind, shape)
-        except (errors.CaptureError, ValueError) as error:
-            print(f"torch-tpu: {kind} cannot be one program: {error}", file=sys.stderr)
-            failed += 1
-            continue
-        for name, chip in zip(names, chips):
+        programs: dict[str, Any] = {}
+        for name, chip, mesh in zip(names, chips, meshes):
+            try:
+                if repr(mesh) not in programs:
+                    programs[repr(mesh)] = models.program(model, kind, shape, mesh)
+                program = programs[repr(mesh)]
+            except (errors.CaptureError, ValueError) as error:
+                print(f"torch-tpu: {kind} cannot be one program: {error}", file=sys.stderr)
+                failed += 1
+                continue
             try:
                 made = compiling.compile_program(program, name, chip, tokens)
             except RuntimeError as error:
@@ -100,6 +105,16 @@ def _row(kind: str, report: Any) -> str:
     return (f"{line}{size(report.peak_bytes):>10}  {size(report.hbm):>9}  {seconds(report.step_s):>14}  "
             f"{report.bound:<7}  {rate:>17}  {report.trace_s + report.compile_s:>6.1f} s"
             + (f"  {len(report.host_transfers)} host transfers" if report.host_transfers else ""))
+
+
+def _mesh(text: str) -> dict[str, int] | None:
+    found = {}
+    for each in filter(None, text.split(",")):
+        name, equals, value = each.partition("=")
+        if not equals or not value.isdecimal():
+            raise ValueError(f"--mesh {text}: give the axes and their sizes, as in fsdp=2,tp=2")
+        found[name] = int(value)
+    return found or None
 
 
 def _kinds(text: str, known: tuple[str, ...]) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ..compile.step import _training_step
 from ..runtime import errors, platform
 from ..tensor import buffer
-from . import libtpu_door, report, topology, tracing, weightless
+from . import libtpu_door, report, spreading, topology, tracing, weightless
 from .report import Report
 from .tracing import Program
 
@@ -48,7 +49,8 @@ class Compiled:
 
 def compile(model: Callable[..., Any], example_inputs: Any = (), topology: str = "v5e-1", *, train: bool = False,
             optimizer: Callable[..., Any] | None = None, loss: Callable[..., Any] | None = None, name: str = "",
-            tokens: int | None = None, xla: dict[str, Any] | None = None) -> Compiled:
+            tokens: int | None = None, xla: dict[str, Any] | None = None, mesh: Mapping[str, int] | None = None,
+            rules: Mapping[str, Any] | None = None) -> Compiled:
     """Compiles a model or a function for a TPU that is not here, with the lowering of compiled programs on the device.
 
     Nothing is computed and no memory is taken for tensors, so a model on the meta device of any size can be given, and
@@ -59,33 +61,55 @@ def compile(model: Callable[..., Any], example_inputs: Any = (), topology: str =
             in it must be on the device).
         example_inputs: a tuple of arguments, a dict of keyword arguments, or one tensor; of tensors only shapes,
             strides and dtypes count (fake, meta, CPU or device tensors).
-        topology: "v4-1", "v5e-1", "v5p-1", "v6e-1" or "v7x-1" (one of a v7x chip's two devices).
+        topology: a generation and a number of chips: "v5e-1", "v5e-4", "v6e-8", "v5p-16". "v7x-1" is one of a v7x
+            chip's two devices, larger slices of v7x have both.
         train: compile a training step of the module instead of its forward: forward, backward and optimizer update.
         optimizer: makes the optimizer of parameters, for `train`; torch.optim.AdamW otherwise.
         loss: as for torch.tpu.compile_step.
         tokens: how many tokens a call makes, for tokens/s in the report.
         xla: options of the compiler.
+        mesh: for several chips, how they are arranged: `{"tp": 4}`, `{"fsdp": 2, "tp": 4}`, as for torch.tpu.mesh;
+            the product is the number of devices. Default: all of them are `tp`.
+        rules: layouts of parameters by name, as for torch_tpu.mesh.Mesh.shard.
 
     Raises:
         CaptureError: the code does what no program can do, or uses an operator that has no lowering.
         RuntimeError: libtpu is not installed, or does not compile the program.
-        ValueError: an unknown topology.
+        ValueError: an unknown topology, or a mesh that does not fit it.
 
     Example:
         >>> from torch_tpu import aot
         >>> made = aot.compile(torch.nn.Linear(1024, 1024, device="meta"), torch.empty(8, 1024), "v5e-1")
         >>> print(made.report)
     """
-    chip = _chip(topology)
-    program = trace(model, example_inputs, train=train, optimizer=optimizer, loss=loss, name=name)
-    return compile_program(program, topology, chip, tokens, xla)
+    chips = _slice(topology)
+    program = trace(model, example_inputs, train=train, optimizer=optimizer, loss=loss, name=name,
+                    mesh=arranged(chips, mesh), rules=rules)
+    return compile_program(program, topology, chips, tokens, xla)
+
+
+def arranged(chips: topology.Slice, mesh: Mapping[str, int] | None) -> dict[str, int] | None:
+    """The mesh over a slice; None for one chip.
+
+    Raises:
+        ValueError: its sizes do not make up the slice.
+    """
+    if chips.devices == 1:
+        if mesh and math.prod(mesh.values()) != 1:
+            raise ValueError(f"a mesh {dict(mesh)} on {chips.name}, which has one chip; name a larger topology")
+        return None
+    axes = dict(mesh) if mesh else {"tp": chips.devices}
+    if math.prod(axes.values()) != chips.devices:
+        raise ValueError(f"a mesh {axes} has {math.prod(axes.values())} devices, {chips.name} has {chips.devices}")
+    return axes
 
 
 def trace(model: Callable[..., Any], example_inputs: Any = (), *, train: bool = False,
           optimizer: Callable[..., Any] | None = None, loss: Callable[..., Any] | None = None,
-          name: str = "", names: dict[torch.Tensor, str] | None = None) -> Program:
+          name: str = "", names: dict[torch.Tensor, str] | None = None, mesh: Mapping[str, int] | None = None,
+          rules: Mapping[str, Any] | None = None, caches: Sequence[torch.Tensor] = ()) -> Program:
     """The program of `compile`, not compiled yet. See there for the arguments; `names` are those of device tensors that
-    a function has besides."""
+    a function has besides, and `caches` those of them that are keys and values."""
     args, kwargs = _arguments(example_inputs)
     if not isinstance(model, torch.nn.Module) and (train or optimizer or loss):
         raise TypeError("train=, optimizer= and loss= go with a module; a function does its own step")
@@ -93,6 +117,7 @@ def trace(model: Callable[..., Any], example_inputs: Any = (), *, train: bool = 
         raise TypeError("optimizer= and loss= need train=True")
     copied, args, kwargs = weightless.copy_of((model, args, kwargs))
     held = _names((copied, args, kwargs), names or {})
+    spread = _spreading((copied, args, kwargs), mesh, rules, caches) if mesh else None
     name = name or getattr(model, "__name__", type(model).__name__)
     grad: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     function = copied
@@ -101,14 +126,33 @@ def trace(model: Callable[..., Any], example_inputs: Any = (), *, train: bool = 
     elif isinstance(model, torch.nn.Module):
         grad = torch.no_grad()
     with grad:
-        return tracing.trace(function, args, kwargs, name, held)
+        return tracing.trace(function, args, kwargs, name, held, spread)
 
 
-def compile_program(program: Program, name: str, chip: topology.Chip | None = None, tokens: int | None = None,
+def _spreading(value: Any, mesh: Mapping[str, int], rules: Mapping[str, Any] | None,
+               caches: Sequence[torch.Tensor]) -> spreading.Spreading:
+    copied, args, kwargs = value
+    found = spreading.Spreading(mesh, rules)
+    for module in (copied, *args, *kwargs.values()):
+        if isinstance(module, torch.nn.Module):
+            found.module(module)
+    for tensor in caches:
+        found.cache(tensor)
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            found.argument(leaf)
+    return found
+
+
+def compile_program(program: Program, name: str, chips: topology.Slice | None = None, tokens: int | None = None,
                     xla: dict[str, Any] | None = None) -> Compiled:
     """Compiles a traced program for a topology."""
-    chip = chip or _chip(name)
-    job = {"grid": chip.grid, "bounds": (1, 1, 1), "config": chip.config, "options": xla or {}}
+    chips = chips or _slice(name)
+    if math.prod(program.axes.values()) != chips.devices:
+        raise ValueError(f"{program.name} was traced for {math.prod(program.axes.values())} device(s), {name} has "
+                         f"{chips.devices}")
+    job = {"grid": chips.grid, "bounds": chips.bounds, "config": chips.chip.config, "devices": chips.devices,
+           "options": xla or {}, "free": program.free}
     with tempfile.TemporaryDirectory(prefix="torch_tpu-aot-") as folder:
         at = Path(folder)
         (at / "job.json").write_text(json.dumps(job))
@@ -126,13 +170,13 @@ def compile_program(program: Program, name: str, chip: topology.Chip | None = No
             text, executable = (at / "program.hlo").read_text(), (at / "program.executable").read_bytes()
         elif "RESOURCE_EXHAUSTED" not in answer["error"]:
             raise errors.from_xla(RuntimeError(answer["error"]), f"compiling {program.name} for {name}")
-    return Compiled(report.make(program, name, chip, answer, text, tokens), text, executable, program)
+    return Compiled(report.make(program, name, chips, answer, text, tokens), text, executable, program)
 
 
-def _chip(name: str) -> topology.Chip:
-    chip = topology.parse(name)
+def _slice(name: str) -> topology.Slice:
+    chips = topology.parse(name)
     need_libtpu()
-    return chip
+    return chips
 
 
 def need_libtpu() -> None:

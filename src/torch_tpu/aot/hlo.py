@@ -99,6 +99,51 @@ class Computation:
         return [each for each in self.instructions.values() if name in each.operands]
 
 
+_COLLECTIVES = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all",
+                "collective-broadcast"}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An exchange between chips.
+
+    Attributes:
+        kind: "all-reduce" and its like.
+        nbytes: of the whole that is exchanged, once.
+        chips: how many exchange it.
+        times: how often in a call.
+    """
+
+    kind: str
+    nbytes: int
+    chips: int
+    times: int
+
+    def sent(self) -> float:
+        """Bytes that a chip sends in a call: in a ring, an all-reduce of n bytes on k chips sends 2 n (k - 1) / k, the
+        others half of that, a permutation n (Thakur et al., Optimization of Collective Communication Operations in
+        MPICH, 2005)."""
+        if self.kind in ("collective-permute", "collective-broadcast"):
+            return float(self.nbytes * self.times)
+        share = (self.chips - 1) / self.chips
+        return self.nbytes * share * self.times * (2 if self.kind == "all-reduce" else 1)
+
+
+def _group(rest: str) -> int:
+    """How many chips a collective's groups have, as the compiler writes them."""
+    iota = re.search(r"replica_groups=\[(?:\d+,)*(\d+)\]<=", rest)
+    if iota:
+        return int(iota.group(1))
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
+    if listed:
+        return listed.group(1).count(",") + 1
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest)
+    if named:
+        sizes = dict(re.findall(r"'?([\w.]+)'?=(\d+)", named.group(1)))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"[\w.]+", named.group(2)) if axis in sizes)
+    return 2
+
+
 class Module:
     """A program's optimised HLO.
 
@@ -152,6 +197,37 @@ class Module:
         """Instructions that move data between the chip and the host."""
         return [f"{each.opcode} {each.name}" for _, each, _ in self.running()
                 if each.opcode in _HOST or any(shape.space == _HOST_SPACE for shape in each.shapes)]
+
+    # -- between chips
+
+    def collectives(self) -> list[Collective]:
+        """What chips exchange, each kind and size with how often it runs."""
+        found: dict[tuple[str, int, int], int] = {}
+        seen: set[str] = set()
+        for _, each, times in self.running():
+            for one in self._exchanges(each):
+                # One that is woven into several fusions, to overlap with them, appears in each, on one channel.
+                channel = re.search(r"channel_id=(\d+)", one.rest)
+                if channel is not None and channel.group(1) in seen:
+                    continue
+                seen.update(channel.groups() if channel is not None else ())
+                kind = one.opcode.removesuffix("-start")
+                sizes = [shape.nbytes() for shape in one.shapes]
+                whole = max(sizes) if one.opcode.endswith("-start") or kind == "all-gather" else sum(sizes)
+                chips = _group(one.rest)
+                if kind == "reduce-scatter":
+                    whole *= chips
+                found[kind, whole, chips] = found.get((kind, whole, chips), 0) + times
+        return [Collective(kind, whole, chips, times) for (kind, whole, chips), times in found.items()]
+
+    def _exchanges(self, each: Instruction) -> Iterator[Instruction]:
+        """The collectives in an instruction: itself, or what a fusion or an asynchronous computation has inside."""
+        if each.opcode.removesuffix("-start") in _COLLECTIVES:
+            yield each
+        elif each.opcode in ("fusion", "async-start", "custom-call"):
+            for name in each.called():
+                for inner in self.computations[name].instructions.values() if name in self.computations else ():
+                    yield from self._exchanges(inner)
 
     # -- HBM
 

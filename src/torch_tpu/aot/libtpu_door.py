@@ -22,16 +22,25 @@ ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HO
 _MEMORY = ("argument", "output", "alias", "temp", "generated_code")
 
 
-def device(grid: str, bounds: tuple[int, ...], config: str) -> Any:
-    """The first device of a topology."""
+def devices(grid: str, bounds: tuple[int, ...] | None, config: str, count: int) -> list[Any]:
+    """The first devices of a topology.
+
+    Raises:
+        RuntimeError: it has fewer.
+    """
     from jax.experimental import topologies
 
-    more = {"chip_config_name": config} if config else {}
-    return topologies.get_topology_desc(platform="tpu", topology_name=grid, chips_per_host_bounds=bounds,
-                                        **more).devices[0]
+    more: dict[str, Any] = {"chip_config_name": config} if config else {}
+    if bounds is not None:
+        more["chips_per_host_bounds"] = bounds
+    found = topologies.get_topology_desc(platform="tpu", topology_name=grid, **more).devices
+    if len(found) < count:
+        raise RuntimeError(f"libtpu's topology {grid} has {len(found)} devices, {count} are expected")
+    return list(found[:count])
 
 
-def compile_module(text: bytes, chip: Any, options: dict[str, Any]) -> Any:
+def compile_module(text: bytes, chips: list[Any], options: dict[str, Any], free: list[bool]) -> Any:
+    """A program of one device, or of several among which XLA divides it."""
     import numpy as np
     from jax._src import compiler
     from jax._src.interpreters import mlir
@@ -40,9 +49,11 @@ def compile_module(text: bytes, chip: Any, options: dict[str, Any]) -> Any:
 
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
-        settings = compiler.get_compile_options(1, 1, device_assignment=np.array([[chip.id]]),
+        settings = compiler.get_compile_options(1, len(chips), device_assignment=np.array([[c.id for c in chips]]),
                                                 env_options_overrides=options or None)
-        return chip.client.compile(module, _jax.DeviceList((chip,)), settings)
+        if len(chips) > 1:
+            settings.executable_build_options.allow_spmd_sharding_propagation_to_output = free
+        return chips[0].client.compile(module, _jax.DeviceList(tuple(chips)), settings)
 
 
 def facts(executable: Any) -> dict[str, Any]:
@@ -60,14 +71,15 @@ def main(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text())
     from jax._src.lib import _jax
 
-    chip = device(job["grid"], tuple(job["bounds"]), job["config"])
+    bounds = tuple(job["bounds"]) if job["bounds"] is not None else None
+    chips = devices(job["grid"], bounds, job["config"], job["devices"])
     begin = time.perf_counter()
     try:
-        executable = compile_module((folder / "program.mlir").read_bytes(), chip, job["options"])
+        executable = compile_module((folder / "program.mlir").read_bytes(), chips, job["options"], job["free"])
     except _jax.JaxRuntimeError as error:
         answer: dict[str, Any] = {"error": str(error), "compile_s": time.perf_counter() - begin}
     else:
-        answer = {**facts(executable), "compile_s": time.perf_counter() - begin, "kind": chip.device_kind}
+        answer = {**facts(executable), "compile_s": time.perf_counter() - begin, "kind": chips[0].device_kind}
         (folder / "program.hlo").write_text(executable.hlo_modules()[0].to_string())
         (folder / "program.executable").write_bytes(executable.serialize())
     (folder / "answer.json").write_text(json.dumps(answer))

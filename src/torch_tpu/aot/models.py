@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,13 +70,14 @@ def model(settings: Any, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_config(settings, dtype=dtype).eval()
 
 
-def program(model: Any, kind: str, shape: Shape) -> Program:
-    """One of PROGRAMS, traced. Prefill and decode are what `generate` with a static cache runs: prefill gives the
-    logits of the last token of a whole prompt, decode those of one token a sequence; both write the cache in place."""
+def program(model: Any, kind: str, shape: Shape, mesh: Mapping[str, int] | None = None) -> Program:
+    """One of PROGRAMS, traced (for the chips of a mesh). Prefill and decode are what `generate` with a static cache
+    runs: prefill gives the logits of the last token of a whole prompt, decode those of one token a sequence; both write
+    the cache in place."""
     name = f"{type(model).__name__} {kind}"
     if kind == "train":
         ids = _integers(shape.batch, shape.prompt)
-        return compiling.trace(model.train(), {"input_ids": ids, "labels": ids}, train=True, name=name)
+        return compiling.trace(model.train(), {"input_ids": ids, "labels": ids}, train=True, name=name, mesh=mesh)
     tokens = shape.prompt if kind == "prefill" else 1
     if tokens > shape.cache:
         raise ValueError(f"the prompt of {tokens} tokens is longer than the cache of {shape.cache}")
@@ -86,7 +88,8 @@ def program(model: Any, kind: str, shape: Shape) -> Program:
 
     with torch.no_grad():
         return compiling.trace(forward, (model.eval(), _integers(shape.batch, tokens), _integers(shape.batch, tokens)),
-                               name=name, names={tensor: name for name, tensor in _tensors(cache)})
+                               name=name, names={tensor: name for name, tensor in _tensors(cache)}, mesh=mesh,
+                               caches=[tensor for _, tensor in _tensors(cache)])
 
 
 def _integers(*sizes: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import hlo
-from .topology import Chip
+from .topology import Slice
 from .tracing import Argument, Program
 
 _LARGEST = 8  # buffers listed
@@ -16,7 +16,7 @@ _LARGEST = 8  # buffers listed
 
 @dataclass(frozen=True)
 class Report:
-    """Bytes and seconds, unless a name says otherwise.
+    """Bytes and seconds, unless a name says otherwise; of one chip, where there are several.
 
     Attributes:
         fits: whether the compiler found room for it in the chip's HBM.
@@ -30,8 +30,12 @@ class Report:
         hbm_traffic: bytes read from HBM and written to it in one call, counted in the optimised program.
         bytes_accessed: XLA's count, which has prefetches and data that stay on the chip in it.
         step_s: the least time of a call by the chip's rates: `flops` at its peak in bfloat16, or `hbm_traffic` at its
-            bandwidth, whichever is more; float32 products take several times the former.
-        bound: which of the two: "compute" or "HBM".
+            bandwidth, or `exchanged_bytes` at that of its links, whichever is most; float32 products take several
+            times the first, and a collective has a latency that is not in it.
+        bound: which of them: "compute", "HBM" or "interconnect".
+        mesh: the axes of several chips.
+        collectives: what the chips exchange, the most first.
+        exchanged_bytes: what one chip sends for it.
         tokens_s: tokens a call, over step_s.
         cycles: sum of the compiler's estimates, of the instructions that have one.
         fusions: kernels that the program launches.
@@ -69,6 +73,9 @@ class Report:
     host_transfers: tuple[str, ...] = ()
     padding_bytes: int | None = None
     padded: tuple[tuple[str, int], ...] = field(default=())
+    mesh: dict[str, int] = field(default_factory=dict)
+    collectives: tuple[hlo.Collective, ...] = ()
+    exchanged_bytes: int = 0
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2)
@@ -77,7 +84,8 @@ class Report:
         return "\n".join(f"{name:<16}{value}" for name, value in self._lines())
 
     def _lines(self) -> list[tuple[str, str]]:
-        lines = [("program", f"{self.name} on {self.topology}"),
+        axes = ", ".join(f"{name}={count}" for name, count in self.mesh.items())
+        lines = [("program", f"{self.name} on {self.topology}" + (f" ({axes}), of one chip:" if axes else "")),
                  ("fits", f"yes, {size(self.peak_bytes)} of {size(self.hbm)} HBM" if self.fits else
                   f"NO: {self.problem}"),
                  ("arguments", size(self.argument_bytes))]
@@ -92,33 +100,41 @@ class Report:
                       ("kernels", f"{self.fusions:,} fusions, estimated at {self.cycles:,} cycles"),
                       ("padding", size(self.padding_bytes) + "".join(
                           f"; {name} +{size(extra)}" for name, extra in self.padded)),
+                      *([("exchanged", f"{size(self.exchanged_bytes)} sent by each chip: " + "; ".join(
+                          f"{each.times} {each.kind} of {size(each.nbytes)} on {each.chips}"
+                          for each in self.collectives[:4]))] if self.collectives else []),
                       ("host transfers", ", ".join(self.host_transfers) or "none")]
         else:
-            lines.append(("to make it fit", "a narrower dtype (bfloat16), a smaller batch or cache, or a chip "
-                                            "with more HBM"))
+            lines.append(("to make it fit", "more chips (mesh tp=, fsdp=), a narrower dtype (bfloat16), a smaller "
+                                            "batch or cache, or a chip with more HBM"))
         lines += [("largest", "; ".join(f"{each.name} {each.dtype}{list(each.shape)} {size(each.nbytes)}"
                                         for each in self.largest[:4])),
                   ("compile time", f"trace {self.trace_s:.1f} s, libtpu {self.compile_s:.1f} s")]
         return lines
 
 
-def make(program: Program, topology: str, chip: Chip, answer: dict[str, Any], text: str, tokens: int | None) -> Report:
+def make(program: Program, topology: str, chips: Slice, answer: dict[str, Any], text: str,
+         tokens: int | None) -> Report:
     """The report of a compilation.
 
     Args:
         answer: what libtpu_door says.
         text: the optimised HLO; empty where the compiler found no room.
     """
+    chip = chips.chip
     arguments = sorted(program.arguments, key=lambda each: -each.nbytes)
     common: dict[str, Any] = dict(name=program.name, topology=topology, hbm=chip.hbm, trace_s=program.trace_s,
-                                  compile_s=answer["compile_s"], largest=tuple(arguments[:_LARGEST]), tokens=tokens)
+                                  compile_s=answer["compile_s"], largest=tuple(arguments[:_LARGEST]), tokens=tokens,
+                                  mesh=dict(program.axes))
     if not text:
         return Report(fits=False, problem=answer["error"].strip().splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: "),
                       argument_bytes=sum(each.nbytes for each in program.arguments), **common)
     module = hlo.Module(text)
     traffic = module.traffic()
     compute_s, memory_s = answer["flops"] / chip.flops, traffic / chip.bandwidth
-    step_s = max(compute_s, memory_s)
+    exchanged = tuple(sorted(module.collectives(), key=lambda each: -each.sent()))
+    wire_s = sum(each.sent() for each in exchanged) / chip.interconnect
+    step_s = max(compute_s, memory_s, wire_s)
     peak = answer["argument"] + answer["output"] - answer["alias"] + answer["temp"] + answer["generated_code"]
     grown = [(each.name, shape.padded() - shape.nbytes())
              for each, shape in zip(program.arguments, _parameters(module), strict=True)]
@@ -129,7 +145,8 @@ def make(program: Program, topology: str, chip: Chip, answer: dict[str, Any], te
         argument_bytes=answer["argument"], output_bytes=answer["output"], alias_bytes=answer["alias"],
         temporary_bytes=answer["temp"], code_bytes=answer["generated_code"], peak_bytes=peak, flops=answer["flops"],
         hbm_traffic=traffic, bytes_accessed=answer["bytes_accessed"], step_s=step_s,
-        bound="compute" if compute_s >= memory_s else "HBM",
+        bound="compute" if compute_s == step_s else "HBM" if memory_s == step_s else "interconnect",
+        collectives=exchanged, exchanged_bytes=round(sum(each.sent() for each in exchanged)),
         tokens_s=tokens / step_s if tokens is not None and step_s else None, cycles=module.cycles(),
         fusions=module.fusions(), host_transfers=tuple(module.host_transfers()),
         padding_bytes=sum(extra for _, extra in grown) + results, padded=tuple(worst[:3]), **common)

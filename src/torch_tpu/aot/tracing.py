@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from ..compile.first_run import Run
 from ..compile.step import CompiledStep
 from ..eager import dispatcher
 from ..lowering import context
-from ..runtime import dynamo_door, jax_door
+from ..runtime import dynamo_door, jax_door, partition
 from ..tensor import buffer
+from .spreading import Spreading
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Argument:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    nbytes: int
+    nbytes: int  # on one chip
     updated: bool  # in place: its memory is an output too
+    layout: tuple[Any, ...] = ()  # on a mesh: the axes that divide its memory
 
 
 @dataclass(frozen=True)
@@ -38,26 +40,33 @@ class Program:
         module: StableHLO, as text.
         arguments: in the order of the program.
         trace_s: seconds that capture and lowering took.
+        axes: the mesh that the program is divided over; empty for one chip.
+        free: for each result, whether XLA chooses how it is spread.
     """
 
     name: str
     module: bytes
     arguments: tuple[Argument, ...]
     trace_s: float
+    axes: dict[str, int] = field(default_factory=dict)
+    free: tuple[bool, ...] = ()
 
 
 @dataclass
-class _Lowered:
+class _Traced:
     """What stands for the executable of a tape."""
 
-    module: bytes
+    traced: Any
     avals: Sequence[Any]
+    donate: Sequence[int]
+    pins: dict[int, int]
 
 
-def _lower(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Sequence[int] = (),
-           options: Any = None, graph: bool = False, replicas: Any = (), cause: str = "", pins: Any = None) -> _Lowered:
+def _trace(fn: Callable[..., Any], avals: Sequence[Any], name: str, donate: Sequence[int] = (),
+           options: Any = None, graph: bool = False, replicas: Any = (), cause: str = "", pins: Any = None) -> _Traced:
     with dynamo_door.untraced():
-        return _Lowered(jax_door.module_bytes(jax_door.lower(jax_door.trace(fn, avals, donate), "tpu")), avals)
+        traced = jax_door.trace(fn, avals, donate)
+    return _Traced(traced, avals, donate, dict(pins() if pins is not None else ()))
 
 
 class _Trace(Run):
@@ -66,9 +75,11 @@ class _Trace(Run):
     Attributes:
         known: names of tensors, by the id of their buffers.
         left: whether the step left tensors behind, which a second call finds.
+        spreading: how tensors lie, for several chips.
     """
 
     known: dict[int, str]
+    spreading: Spreading | None = None
     left = False
 
     def _build(self, updated: Any, outputs: Any, adopted: Any, kept: Any, grads: Any, returned: Any,
@@ -76,17 +87,46 @@ class _Trace(Run):
         recorder, step = self.recorder, self.step
         outputs += [value for value, _, _ in recorder.checks]
         program = recorder.tape.build(updated, outputs, set(adopted), list(enumerate(recorder.numbers)), step.name,
-                                      step._xla, step._donate, {}, make=_lower)
+                                      step._xla, step._donate, {}, make=_trace)
         names = {id(external.first): self._name(external.tensor) for external in recorder.externals.values()}
         names.update((id(held.value), "a tensor of the host") for held in recorder.host_inputs)
         names.update((id(value), "optimizer state") for value in adopted)
-        arguments = [Argument(names[id(value)], value.shape, value.dtype.name, _bytes(value), at in program.updated)
-                     for at, value in enumerate(program.inputs)]
-        lowered: Any = program.executable
+        made: Any = program.executable
+        given = self._shardings(program.inputs, len(made.avals))
+        arguments = [Argument(names[id(value)], value.shape, value.dtype.name, self._bytes(value, sharding),
+                              at in program.updated, tuple(sharding.spec) if sharding is not None else ())
+                     for at, (value, sharding) in enumerate(zip(program.inputs, given))]
         arguments += [Argument("a number" if aval.shape == () else "random keys", aval.shape, aval.dtype.name,
-                               _bytes(aval), False) for aval in lowered.avals[len(arguments):]]
+                               _bytes(aval), False) for aval in made.avals[len(arguments):]]
         self._leave(kept, list(adopted.values()), grads)
-        return lowered.module, tuple(arguments)
+        module, free = self._lower(made, given)
+        return module, tuple(arguments), free
+
+    def _lower(self, made: _Traced, given: list[Any]) -> tuple[bytes, tuple[bool, ...]]:
+        results = len(jax_door.results(made.traced))
+        with dynamo_door.untraced():
+            if self.spreading is None:
+                return jax_door.module_bytes(jax_door.lower(made.traced, "tpu")), (True,) * results
+            wanted = [given[made.pins[at]] if at in made.pins else None for at in range(results)]
+            module = partition.lower(self.spreading.mesh, made.traced.jaxpr, made.avals, given, wanted, made.donate,
+                                     "tpu")
+        return jax_door.module_bytes(module), tuple(each is None for each in wanted)
+
+    def _shardings(self, inputs: list[Any], count: int) -> list[Any]:
+        """How each argument lies; None for each on one chip."""
+        spreading = self.spreading
+        if spreading is None:
+            return [None] * count
+        buffers = {external.first: external.buffer for external in self.recorder.externals.values()}
+        hosts = {held.value for held in self.recorder.host_inputs}
+        found = [spreading.by_batch(value.shape) if value in hosts else
+                 spreading.of(buffers.get(value, value.pattern), value.shape) for value in inputs]
+        return found + [spreading.mesh.replicated] * (count - len(inputs))
+
+    def _bytes(self, value: Any, sharding: Any) -> int:
+        if self.spreading is None:
+            return _bytes(value)
+        return self.spreading.chip_bytes(sharding, value.shape, value.dtype.itemsize)
 
     def _leave(self, kept: Any, adopted: list[Any], grads: Any) -> None:
         """What the step leaves behind (optimizer state, gradients) stays, without memory."""
@@ -96,7 +136,10 @@ class _Trace(Run):
         self.left = bool(kept) or any(at >= 0 for _, at, _ in grads)
         for storage in [storage for storage, _ in kept] + adopted:
             value = storage._tpu_traced.value
-            storage._tpu_buffer = buffer.Buffer.uncounted(buffer.kind(value.shape, value.dtype))
+            first = storage._tpu_traced.first
+            storage._tpu_buffer = held = buffer.Buffer.uncounted(buffer.kind(value.shape, value.dtype))
+            if self.spreading is not None:
+                self.spreading.put(held, self.spreading.of(first.pattern, value.shape))
             del storage._tpu_traced
         for generator, state in self.recorder.states.values():
             generator.set_state(state)
@@ -110,12 +153,13 @@ class _Trace(Run):
 
 
 def trace(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str,
-          names: dict[int, str]) -> Program:
+          names: dict[int, str], spreading: Spreading | None = None) -> Program:
     """The program of a call.
 
     Args:
         function: what is called; reads and writes device tensors.
         names: of tensors, by the id of their buffers.
+        spreading: how tensors lie, for several chips.
 
     Raises:
         CaptureError: the code does what no program can, or uses an operator that has no lowering.
@@ -129,14 +173,15 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
             # A first step may set up state (SGD's momentum): the program is that of the second, which finds it.
             while not runs or (runs[0].left and len(runs) < 2):
                 run = _Trace(CompiledStep(function, name, {}, True), args, kwargs, flat, "")
-                run.known = names
+                run.known, run.spreading = names, spreading
                 traced: Any = run.go()
                 runs.append(run)
     finally:
         for run in reversed(runs):
             run.undo()
-    module, arguments = traced
-    return Program(name, module, arguments, time.perf_counter() - begin)
+    module, arguments, free = traced
+    axes = dict(spreading.mesh.axes) if spreading is not None else {}
+    return Program(name, module, arguments, time.perf_counter() - begin, axes, free)
 
 
 def _bytes(value: Any) -> int:

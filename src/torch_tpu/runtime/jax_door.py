@@ -191,6 +191,12 @@ def mesh(chips: Sequence[Any], axes: dict[str, int]) -> Any:
     return jax.sharding.Mesh(np.array(chips, dtype=object).reshape(tuple(axes.values())), tuple(axes))
 
 
+def abstract_mesh(axes: dict[str, int]) -> Any:
+    """A mesh of chips that are not here."""
+    kinds = (jax.sharding.AxisType.Auto,) * len(axes)
+    return jax.sharding.AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=kinds)
+
+
 def named_sharding(grid: Any, spec: Sequence[Any]) -> Any:
     return jax.sharding.NamedSharding(grid, jax.sharding.PartitionSpec(*spec))
 
@@ -233,13 +239,14 @@ def constrain(value: Any, sharding: Any) -> Any:
 
 
 def lower_over(program: Callable[..., Any], avals: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any],
-               donate: Sequence[int]) -> Any:
+               donate: Sequence[int], platform: str | None = None) -> Any:
     """StableHLO of a function whose arguments are spread as `given`, and its results as `wanted` (None: as XLA
-    likes)."""
+    likes), for JAX's own platform or the one that is named."""
     with x64(), lowering.ours():
         jitted = jax.jit(program, in_shardings=tuple(given), out_shardings=list(wanted),
                          donate_argnums=tuple(donate), keep_unused=True)
-        return jitted.trace(*avals).lower().compiler_ir("stablehlo")
+        named = None if platform is None else (platform,)
+        return jitted.trace(*avals).lower(lowering_platforms=named).compiler_ir("stablehlo")
 
 
 def partition_options(chips: Sequence[Any], free: Sequence[bool], overrides: dict[str, Any] | None = None) -> Any:
@@ -290,7 +297,7 @@ def without_chips() -> None:
     """Before JAX starts, on a host that has no TPU chip: JAX does not try libtpu, which where it is installed takes
     seconds to find none, and prints what it misses."""
     factory = _xla_bridge._backend_factories.get("tpu")
-    if factory is None or _xla_bridge.backends_are_initialized() or jax.config.jax_platforms:
+    if factory is None or _xla_bridge.backends_are_initialized() or _config.jax_platforms.value:
         return
 
     def none() -> Any:

@@ -25,15 +25,16 @@ class Mesh:
         axes: the name and size of each axis, outermost first.
         chips: the devices, in order.
         batch_axes: those that divide the batch.
+        here: False for chips that this process does not have: programs are only compiled for them.
         replicated: the sharding of an array that every chip holds whole.
     """
 
-    def __init__(self, axes: dict[str, int], batch_axes: Sequence[str] = ()) -> None:
+    def __init__(self, axes: dict[str, int], batch_axes: Sequence[str] = (), here: bool = True) -> None:
         self.axes = dict(axes)
         self.batch_axes = tuple(name for name in batch_axes if axes[name] > 1)
         count = math.prod(axes.values())
-        self.chips = tuple(client.get().devices[:count])
-        self.grid = jax_door.mesh(self.chips, self.axes)
+        self.chips = tuple(client.get().devices[:count]) if here else ()
+        self.grid = jax_door.mesh(self.chips, self.axes) if here else jax_door.abstract_mesh(self.axes)
         self._shardings: dict[Spec, Any] = {}
         self._stored: dict[Spec, Any] = {}
         self.replicated = self.sharding(())
@@ -119,6 +120,18 @@ class Variant:
         self.moved = moved  # arguments that come from elsewhere, and the sharding they get
 
 
+def lower(mesh: Mesh, jaxpr: Any, avals: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any],
+          donate: Sequence[int], platform: str | None = None) -> Any:
+    """StableHLO of a traced function whose arguments are spread as `given`, and its results as `wanted` (None: as XLA
+    likes), for JAX's own platform or the one that is named."""
+    whole = {position: used for position, sharding in enumerate(given) if (used := mesh.used(sharding)) is not None}
+
+    def program(*arrays: Any) -> list[Any]:
+        return stored.replay(jaxpr, arrays, whole) if whole else jax_door.replay(jaxpr, arrays)
+
+    return jax_door.lower_over(program, avals, given, wanted, donate, platform)
+
+
 _sharding_of = operator.attrgetter("sharding")
 
 
@@ -183,13 +196,7 @@ class Program:
         return Variant(loaded, jax_door.outputs_over(self.results, shardings), moved)
 
     def _compile(self, given: list[Any], wanted: list[Any]) -> Any:
-        whole = {position: used for position, sharding in enumerate(given)
-                 if (used := self.mesh.used(sharding)) is not None}
-
-        def program(*arrays: Any) -> list[Any]:
-            return stored.replay(self.jaxpr, arrays, whole) if whole else jax_door.replay(self.jaxpr, arrays)
-
-        module = jax_door.lower_over(program, self.avals, given, wanted, self.donate)
+        module = lower(self.mesh, self.jaxpr, self.avals, given, wanted, self.donate)
         xla = jax_door.partition_options(self.mesh.chips, [w is None for w in wanted], self.options)
         return self.obtain(module, xla, self.mesh.chips)
 

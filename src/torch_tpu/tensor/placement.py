@@ -94,7 +94,7 @@ def spec_of(tensor: torch.Tensor) -> Spec | None:
     names = partition.spec_of(held.array(), mesh)
     if names is None:
         return None
-    lies = _regrouped(held.shape, names, tuple(tensor.shape[d] for d in order))
+    lies = regrouped(held.shape, names, tuple(tensor.shape[d] for d in order))
     if lies is None:
         return None
     found: list[Any] = [None] * tensor.dim()
@@ -103,7 +103,7 @@ def spec_of(tensor: torch.Tensor) -> Spec | None:
     return tuple(found)
 
 
-def _regrouped(shape: Sequence[int], names: Spec, wanted: Sequence[int]) -> list[Any] | None:
+def regrouped(shape: Sequence[int], names: Spec, wanted: Sequence[int]) -> list[Any] | None:
     """Names of the dimensions of an array, for the same elements in another shape: an array of [6, 8] whose first
     dimension is divided is, as [2, 3, 8], divided in its first. None where the dimensions do not line up."""
     found: list[Any] = [None] * len(wanted)
@@ -120,6 +120,10 @@ def _regrouped(shape: Sequence[int], names: Spec, wanted: Sequence[int]) -> list
                 want *= wanted[there]
             else:
                 return None
+        while first < here and shape[first] == 1 and names[first] is None:
+            first += 1
+        while start < there and wanted[start] == 1:
+            start += 1
         if any(name is not None for name in names[first + 1:here + 1]):
             return None
         found[start] = names[first]
