@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -50,8 +51,10 @@ class LaunchingGroup(NamedGroup):
         self._rank, self._size = rank, size
         self.ranks = tuple(ranks)
         self.timeout = timeout
-        # The store outlives a destroyed group of this name: its keys must not be taken for the new one's.
-        store = dist.PrefixStore(f"tpu{next(_generations[name])}/", store)
+        # The store outlives a destroyed group of this name, and processes that torchrun starts again: their keys must
+        # not be taken for the new one's.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"tpu{attempt}.{next(_generations[name])}/", store)
         self.host = host.gloo(dist.PrefixStore("host/", store), rank, size, timeout, self.ranks, name)
         self.gloo = self.host._get_backend(torch.device("cpu"))
         self.agreement = Agreement(dist.PrefixStore("watch/", store), rank, ranks, name)
