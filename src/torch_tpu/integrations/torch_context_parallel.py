@@ -16,7 +16,8 @@ _SEQUENCE = 2  # the dimension that PyTorch's ring goes over
 
 
 def install() -> None:
-    on_import.after("torch.distributed.tensor.experimental._context_parallel._attention", _adapt)
+    ring = "torch.distributed.tensor.experimental._context_parallel._attention"
+    on_import.after("torch_tpu.eager.attention", lambda _: on_import.after(ring, _adapt))
 
 
 def _plain(what: str, mask: Any, keep: Any) -> None:
@@ -26,7 +27,6 @@ def _plain(what: str, mask: Any, keep: Any) -> None:
 
 def _adapt(module: ModuleType) -> None:
     from torch.distributed.tensor import DTensor, Shard
-
 
     def local(tensor: Any) -> torch.Tensor:
         if tensor.placements != (Shard(_SEQUENCE),):
