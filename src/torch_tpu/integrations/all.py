@@ -37,20 +37,28 @@ def install() -> None:
         pass
     from . import (
         accelerate,
+        accelerate_memory,
+        accelerate_random,
         kernels,
         safetensors,
         transformers,
+        transformers_cache,
         transformers_flex,
         transformers_generate,
         transformers_mesh,
         transformers_tp,
+        transformers_trainer,
     )
 
     accelerate.install()
+    accelerate_memory.install()
+    accelerate_random.install()
     kernels.install()
     safetensors.install()
     transformers.install()
+    transformers_cache.install()
     transformers_flex.install()
     transformers_generate.install()
     transformers_mesh.install()
     transformers_tp.install()
+    transformers_trainer.install()

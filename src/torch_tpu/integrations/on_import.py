@@ -65,12 +65,43 @@ _finder = _Finder()
 def after(name: str, adaptation: Adaptation) -> None:
     """Registers an adaptation of the module `name`."""
     module = sys.modules.get(name)
-    if module is not None:
+    if module is not None and not _importing(module):
         apply(module, [adaptation])
+        return
+    if module is not None and module.__spec__ is not None:
+        _Watched.watch(module, adaptation)
         return
     _finder.wanted.setdefault(name, []).append(adaptation)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+
+
+def _importing(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))
+
+
+class _Watched(importlib.machinery.ModuleSpec):
+    """The spec of a module that was half imported when torch_tpu came (it imports torch itself). Python sets
+    `_initializing` to False on it when the module's code has run (tried on 3.11 to 3.13)."""
+
+    @classmethod
+    def watch(cls, module: ModuleType, adaptation: Adaptation) -> None:
+        spec = module.__spec__
+        if not isinstance(spec, cls):
+            spec.__class__ = cls  # type: ignore[union-attr, assignment]
+            vars(spec)["_watched"] = module, []
+        vars(spec)["_watched"][1].append(adaptation)
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(vars(self).get("_initializing", False))
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        vars(self)["_initializing"] = value
+        watched = vars(self).pop("_watched", None) if not value else None
+        if watched is not None and sys.modules.get(self.name) is watched[0]:  # its code did not fail
+            apply(*watched)
 
 
 def apply(module: ModuleType, adaptations: Sequence[Adaptation]) -> None:

@@ -25,6 +25,8 @@ def _pipeline_device(module: ModuleType) -> None:
         ordinal = isinstance(device, int) and not isinstance(device, bool) and device >= 0
         if not torch.cuda.is_available() and (ordinal or (device is None and placed is None)):
             device = torch.device("tpu", device or 0)
+        elif device is None and placed is not None:  # theirs takes the first place, which may be "disk"
+            device = next((place for place in placed.values() if place not in ("cpu", "disk")), "cpu")
         theirs(self, model, *args, device=device, **kwargs)
 
     pipeline.__init__ = __init__
