@@ -57,8 +57,8 @@ def compile(model: Callable[..., Any], example_inputs: Any = (), topology: str =
     what is given stays as it is. libtpu's compiler runs in a process of its own, without a chip and without network.
 
     Args:
-        model: a module, or a function of tensors, modules and optimizers (a function's closure is not copied: tensors
-            in it must be on the device).
+        model: a module, a torch.export.ExportedProgram, or a function of tensors, modules and optimizers (a
+            function's closure is not copied: tensors in it must be on the device).
         example_inputs: a tuple of arguments, a dict of keyword arguments, or one tensor; of tensors only shapes,
             strides and dtypes count (fake, meta, CPU or device tensors).
         topology: a generation and a number of chips: "v5e-1", "v5e-4", "v6e-8", "v5p-16". "v7x-1" is one of a v7x
@@ -104,6 +104,15 @@ def arranged(chips: topology.Slice, mesh: Mapping[str, int] | None) -> dict[str,
     return axes
 
 
+def module_of(model: Any) -> Any:
+    """A model as what can be called: a torch.export.ExportedProgram is made a module whose constants are on tpu."""
+    if isinstance(model, torch.export.ExportedProgram):
+        from torch.export.passes import move_to_device_pass
+
+        return move_to_device_pass(model, "tpu").module()
+    return model
+
+
 def trace(model: Callable[..., Any], example_inputs: Any = (), *, train: bool = False,
           optimizer: Callable[..., Any] | None = None, loss: Callable[..., Any] | None = None,
           name: str = "", names: dict[torch.Tensor, str] | None = None, mesh: Mapping[str, int] | None = None,
@@ -111,6 +120,7 @@ def trace(model: Callable[..., Any], example_inputs: Any = (), *, train: bool = 
     """The program of `compile`, not compiled yet. See there for the arguments; `names` are those of device tensors that
     a function has besides, and `caches` those of them that are keys and values."""
     args, kwargs = _arguments(example_inputs)
+    model = module_of(model)
     if not isinstance(model, torch.nn.Module) and (train or optimizer or loss):
         raise TypeError("train=, optimizer= and loss= go with a module; a function does its own step")
     if (optimizer or loss) and not train:

@@ -80,6 +80,7 @@ class _Trace(Run):
 
     known: dict[int, str]
     spreading: Spreading | None = None
+    platform = "tpu"
     left = False
 
     def _build(self, updated: Any, outputs: Any, adopted: Any, kept: Any, grads: Any, returned: Any,
@@ -153,13 +154,16 @@ class _Trace(Run):
 
 
 def trace(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str,
-          names: dict[int, str], spreading: Spreading | None = None) -> Program:
+          names: dict[int, str], spreading: Spreading | None = None, platform: str = "tpu",
+          kind: type[_Trace] = _Trace) -> Program:
     """The program of a call.
 
     Args:
         function: what is called; reads and writes device tensors.
         names: of tensors, by the id of their buffers.
         spreading: how tensors lie, for several chips.
+        platform: what the program is for.
+        kind: how the capture ends.
 
     Raises:
         CaptureError: the code does what no program can, or uses an operator that has no lowering.
@@ -169,11 +173,11 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     begin = time.perf_counter()
     runs: list[_Trace] = []
     try:
-        with context.targeting("tpu"):
+        with context.targeting(platform):
             # A first step may set up state (SGD's momentum): the program is that of the second, which finds it.
             while not runs or (runs[0].left and len(runs) < 2):
-                run = _Trace(CompiledStep(function, name, {}, True), args, kwargs, flat, "")
-                run.known, run.spreading = names, spreading
+                run = kind(CompiledStep(function, name, {}, True), args, kwargs, flat, "")
+                run.known, run.spreading, run.platform = names, spreading, platform
                 traced: Any = run.go()
                 runs.append(run)
     finally:

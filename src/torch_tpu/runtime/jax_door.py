@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.export
 import jax.extend.core
 import numpy as np
 from jax._src import compiler as _compiler
@@ -218,6 +219,21 @@ def put_parts(value: np.ndarray, sharding: Any) -> jax.Array:
     with x64():
         aval = jax.core.ShapedArray(value.shape, value.dtype)
         return _jax.batched_device_put(aval, sharding, [value[indices[chip]] for chip in chips], chips)
+
+
+def export(program: Callable[..., Any], avals: Sequence[Any], donate: Sequence[int], platform: str) -> bytes:
+    """A function over flat arguments, serialised for a platform by jax.export. Custom calls of XLA's CPU library are
+    let through: they are read by the same version."""
+    checks = [jax.export.DisabledSafetyCheck.custom_call("*")] if platform == "cpu" else []
+    with x64(), lowering.ours():
+        jitted = jax.jit(program, donate_argnums=tuple(donate), keep_unused=True)
+        return bytes(jax.export.export(jitted, platforms=(platform,), disabled_checks=checks)(*avals).serialize())
+
+
+def exported(data: bytes) -> Callable[..., list[Any]]:
+    """Inside a trace: what calls a function that `export` serialised."""
+    read = jax.export.deserialize(bytearray(data))
+    return lambda *arrays: list(read.call(*arrays))
 
 
 def is_literal(atom: Any) -> bool:
