@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from processes import python
 from torch import nn
 
+from processes import python
 from torch_tpu import aot
 from torch_tpu.runtime import errors
 
