@@ -76,6 +76,15 @@ def test_memory_of_one_chip():
     v = w * 2; assert torch.tpu.memory_allocated() - before == 2 * 64 * 256
     mesh.place(w); assert torch.tpu.memory_allocated() - before == 5 * 64 * 256
     del w, v; assert torch.tpu.memory_allocated() == before
+    # What takes the place of the values keeps their layout.
+    import io
+    net = mesh.shard(nn.Linear(64, 256)); state = {k: v.cpu() for k, v in net.state_dict().items()}
+    net.load_state_dict({k: v + 1 for k, v in state.items()})
+    assert mesh.layout(net.weight) == ("tp", None); close(net.weight, state["weight"] + 1)
+    with torch.no_grad(): net.weight.zero_(); net.weight.copy_(state["weight"].to("tpu"))
+    assert mesh.layout(net.weight) == ("tp", None); close(net.weight, state["weight"])
+    file = io.BytesIO(); torch.save(net.state_dict(), file); file.seek(0)
+    close(torch.load(file)["weight"], state["weight"])
     """)
 
 

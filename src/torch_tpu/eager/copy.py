@@ -86,7 +86,7 @@ def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
             if bookkeeping.small(target):
                 bookkeeping.keep(here, value.permute(order).clone(memory_format=torch.contiguous_format))
                 return target
-            here.rebind(transfer.to_device(value.permute(order).reshape(here.shape)))
+            here.rebind(transfer.to_device(value.permute(order).reshape(here.shape), here.sharding()))
             return target
         known = bookkeeping.known(target) if bookkeeping.small(target) else None
         if known is not None:

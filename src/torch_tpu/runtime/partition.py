@@ -74,6 +74,10 @@ class Mesh:
             return 1
         return math.prod(self.axes[name] for name in ((names,) if isinstance(names, str) else names))
 
+    def has(self, sharding: Any) -> bool:
+        """Whether a sharding is over these chips."""
+        return jax_door.on_mesh(sharding, self.grid)
+
     def spread(self, array: Any, sharding: Any) -> Any:
         """The array's values, spread so."""
         return array if array.sharding is sharding else jax_door.spread(array, sharding)

@@ -163,6 +163,12 @@ class Buffer:
         self._host = self.mirror = None
         self.shared = False
 
+    def sharding(self) -> Any:
+        """How the data is spread over the mesh, for what takes its place; None without a mesh, or without data."""
+        mesh = partition.current
+        found = getattr(self._array, "sharding", None)
+        return found if mesh is not None and mesh.has(found) else None
+
     def spread(self, sharding: Any) -> None:
         """Spreads the data over the chips of the mesh; what is still on the host gets there in parts."""
         if self._array is None and self._size is None:
