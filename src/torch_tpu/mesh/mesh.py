@@ -59,20 +59,20 @@ class Mesh:
             ValueError: a rule does not fit; see torch_tpu.mesh.layouts.
         """
         wanted = {layout.name: layout.spec for layout in self.layouts(model, rules)}
-        seen: set[int] = set()
+        places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+        found: dict[int, tuple[torch.Tensor, str]] = {}
         for module_name, module in model.named_modules():
-            for place in (module._parameters, module._buffers):
-                for name, tensor in list(place.items()):
-                    full = f"{module_name}.{name}" if module_name else name
-                    if tensor is None or id(tensor) in seen or full not in wanted:
-                        continue
-                    seen.add(id(tensor))
-                    self._move(tensor, wanted[full])
+            for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+                if tensor is not None:
+                    places.setdefault(id(tensor), []).append((module, name))
+                    found.setdefault(id(tensor), (tensor, f"{module_name}.{name}" if module_name else name))
+        for key, (tensor, full) in found.items():
+            self._move(tensor, wanted[full], places[key])
         if self._inner.batch_axes and not any(isinstance(h, _BatchHook) for h in model._forward_pre_hooks.values()):
             model.register_forward_pre_hook(_BatchHook(), with_kwargs=True)
         return model
 
-    def _move(self, tensor: torch.Tensor, spec: partition.Spec) -> None:
+    def _move(self, tensor: torch.Tensor, spec: partition.Spec, places: list[tuple[torch.nn.Module, str]]) -> None:
         if tensor.device.type == "tpu":
             placement.spread(tensor, spec, stored=True)
             return
@@ -83,7 +83,13 @@ class Mesh:
         moved = buffer.wrap(array)
         if isinstance(tensor, torch.nn.Parameter):
             moved = torch.nn.Parameter(moved, requires_grad=tensor.requires_grad)
-        torch.utils.swap_tensors(tensor, moved)
+        try:
+            torch.utils.swap_tensors(tensor, moved)
+        except RuntimeError as error:  # something holds a weak reference to it (an LSTM does): the modules get another
+            if "weakref" not in str(error):
+                raise
+            for module, name in places:
+                setattr(module, name, moved)
 
     def place(self, tensor: torch.Tensor, *spec: Any) -> torch.Tensor:
         """Spreads one tensor on tpu, in place: `mesh.place(x, "dp", None)`. No names: every chip has it whole.
