@@ -1,5 +1,6 @@
 """Transformers' tensor parallelism and Accelerate on two ranks, with tiny models, against one process on the CPU."""
 
+import pytest
 from launcher import run
 
 TENSOR_PARALLEL = """
@@ -34,6 +35,64 @@ for what, model in models.items():
         got = getattr(split.model.layers[0].self_attn, part).weight.grad
         close(got.full_tensor() if hasattr(got, "full_tensor") else got, want, f"{what}: {part}", 1e-3, 1e-4)
 """
+
+
+FAMILIES = """
+from transformers import AutoModelForCausalLM, Glm4Config, Glm4ForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.distributed import DistributedConfig
+warnings.simplefilter("ignore")
+text = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, max_position_embeddings=64, eos_token_id=None, pad_token_id=0)
+experts = dict(num_local_experts=4, num_experts_per_tok=2)
+models = {
+    "glm4": Glm4ForCausalLM(Glm4Config(**text)),
+    "qwen3": Qwen3ForCausalLM(Qwen3Config(**text, tie_word_embeddings=True)),
+    "mixtral": MixtralForCausalLM(MixtralConfig(**text, **experts)),
+    "qwen3_moe": Qwen3MoeForCausalLM(Qwen3MoeConfig(**text, num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1,
+                                                    moe_intermediate_size=24, norm_topk_prob=True)),
+}
+replicated = {"model.layers.*.self_attn." + part: "replicated_with_grad_allreduce" for part in ("k_proj", "v_proj")}
+x = torch.randint(3, 95, (2, 7), generator=torch.Generator().manual_seed(0))
+given = dict(max_new_tokens=6, min_new_tokens=6, pad_token_id=0)
+for what, model in models.items():
+    if what not in WANTED: continue
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim == 2: p.mul_(6.0)
+    folder = os.path.join(os.path.dirname(__file__), what)
+    model.save_pretrained(folder); dist.barrier()
+    one = AutoModelForCausalLM.from_pretrained(folder).eval()
+    want = one.generate(x, do_sample=False, **given).tolist()
+    split = AutoModelForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(tp_size=world)).eval()
+    with torch.no_grad():
+        close(split(x.to("tpu")).logits, one(x).logits, what, 1e-3, 1e-3)
+    same(split.generate(x, do_sample=False, **given).tolist(), want, what)
+    same(split.generate(x, do_sample=False, cache_implementation="static", **given).tolist(), want, what + ", static")
+    torch.manual_seed(0)
+    drawn = [None] * world
+    dist.all_gather_object(drawn, split.generate(x, do_sample=True, cache_implementation="static", **given).tolist())
+    same(drawn, [drawn[0]] * world, what + ", sampled")
+    again = os.path.join(os.path.dirname(__file__), what + "-again")
+    split.save_pretrained(again); dist.barrier()
+    for (name, p), q in zip(one.named_parameters(), AutoModelForCausalLM.from_pretrained(again).parameters()):
+        assert torch.equal(p, q), f"{what}: {name}"
+if "glm4" in WANTED:
+    split = AutoModelForCausalLM.from_pretrained(os.path.join(os.path.dirname(__file__), "glm4"), distributed_config=
+        DistributedConfig(tp_size=world, tp_plan={**models["glm4"].tp_plan, **replicated})).eval()
+    one = models["glm4"].eval()
+    want = one.generate(x, do_sample=False, **given).tolist()
+    same(split.generate(x, do_sample=False, cache_implementation="static", **given).tolist(), want, "glm4, override")
+"""
+
+
+def test_families_on_two_ranks(tmp_path):
+    run(tmp_path, 'WANTED = ("mixtral", "qwen3_moe")' + FAMILIES, seconds=400)
+
+
+@pytest.mark.slow
+def test_families_on_four_ranks(tmp_path):
+    run(tmp_path, 'WANTED = ("glm4", "qwen3", "mixtral", "qwen3_moe")' + FAMILIES, ranks=4, seconds=900)
 
 
 def test_heads_that_two_ranks_do_not_divide_and_tied_weights(tmp_path):
