@@ -261,6 +261,8 @@ def test_check_a_folder_as_json(tmp_path):
 @pytest.mark.parametrize("arguments, message", [
     (["no/such/model"], "nothing is downloaded"),
     (["Qwen3Config", "--topology", "v5e-4", "--mesh", "tp=3"], "v5e-4 has 4"),
+    (["Qwen3Config", "--topology", "v5e-4", "--tp", "3"], "a mesh {'tp': 3} has 3 devices, v5e-4 has 4"),
+    (["Qwen3Config", "--topology", "v5e-4", "--tp", "4", "--mesh", "tp=4"], "give one of them"),
     (["Qwen3Config", "--program", "play"], "program 'play' is not known"),
     (["Qwen3Config", "--prompt", "4096"], "longer than the cache of 1024"),
     (["Qwen3Config", "--set", "layers"], "give FIELD=VALUE")])

@@ -16,6 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a folder with config.json, a configuration class (Qwen3Config) or type (qwen3)")
     parser.add_argument("--topology", default="v5e-1,v6e-1", help="by commas: v5e-1, v5e-4, v5p-8, v6e-4, ...")
     parser.add_argument("--mesh", default="", help="for several chips: tp=4, or fsdp=2,tp=2; default: all chips are tp")
+    parser.add_argument("--tp", type=_positive, metavar="N", help="short for --mesh tp=N")
     parser.add_argument("--batch", type=_positive, default=1, help="sequences")
     parser.add_argument("--prompt", type=_positive, default=512, help="tokens of prefill, and of a training example")
     parser.add_argument("--cache", type=_positive, default=1024, help="tokens that the static cache holds")
@@ -45,8 +46,11 @@ def run(given: argparse.Namespace) -> int:
     names = given.topology.split(",")
     shape = models.Shape(given.batch, given.prompt, given.cache)
     try:
+        if given.tp and given.mesh:
+            raise ValueError(f"--tp {given.tp} and --mesh {given.mesh}: give one of them; --tp N is --mesh tp=N")
+        axes = {"tp": given.tp} if given.tp else _mesh(given.mesh)
         chips = [topology.parse(name) for name in names]
-        meshes = [compiling.arranged(each, _mesh(given.mesh) if each.devices > 1 else None) for each in chips]
+        meshes = [compiling.arranged(each, axes if each.devices > 1 else None) for each in chips]
         kinds = _kinds(given.program, models.PROGRAMS)
         if shape.prompt > shape.cache and set(kinds) != {"train"}:
             raise ValueError(f"the prompt of {shape.prompt} tokens is longer than the cache of {shape.cache}; give "
