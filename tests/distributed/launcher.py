@@ -63,7 +63,8 @@ def launch(folder: Path, body: str, ranks: int = 2, seconds: float = 150, init: 
     script = folder / "body.py"
     start = "dist.init_process_group()\n" if init else ""
     prelude = "" if "__main__" in body else PRELUDE + start
-    end = "\nprint('FINISHED', os.environ['RANK'], flush=True)\n"
+    # One write: the ranks share a pipe, and print makes several of what it prints.
+    end = "\nimport os, sys; sys.stdout.flush(); os.write(1, f\"\\nFINISHED {os.environ['RANK']}\\n\".encode())\n"
     script.write_text(prelude + textwrap.dedent(body) + end)
     dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     token = f"TORCH_TPU_TEST_JOB={uuid.uuid4().hex}"

@@ -70,7 +70,7 @@ def run_on(hosts: Sequence[str], commands: Sequence[Sequence[str]], environments
 def script(folder: Path, body: str) -> str:
     path = folder / "body.py"
     path.write_text(PRELUDE + "dist.init_process_group(timeout=timedelta(seconds=60))\n" + textwrap.dedent(body)
-                    + "\nprint('FINISHED', rank, flush=True)\n")
+                    + "\nos.write(1, f'\\nFINISHED {rank}\\n'.encode())\n")
     return str(path)
 
 

@@ -84,7 +84,8 @@ def test_memory_of_one_chip():
     with torch.no_grad(): net.weight.zero_(); net.weight.copy_(state["weight"].to("tpu"))
     assert mesh.layout(net.weight) == ("tp", None); close(net.weight, state["weight"])
     lstm = nn.LSTM(8, 16); want = copy.deepcopy(lstm)(torch.ones(3, 2, 8))[0]  # holds weak references to its weights
-    close(mesh.shard(lstm)(torch.ones(3, 2, 8, device="tpu"))[0], want); assert mesh.layout(lstm.weight_ih_l0)[0] == "tp"
+    close(mesh.shard(lstm)(torch.ones(3, 2, 8, device="tpu"))[0], want)
+    assert mesh.layout(lstm.weight_ih_l0)[0] == "tp"
     file = io.BytesIO(); torch.save(net.state_dict(), file); file.seek(0)
     close(torch.load(file)["weight"], state["weight"])
     """)

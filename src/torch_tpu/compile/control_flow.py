@@ -15,6 +15,7 @@ import jax
 import torch
 from jax import lax
 
+from ..distributed import graph as collectives
 from ..lowering import promotion
 from . import flex_attention, lower
 
@@ -82,7 +83,8 @@ def body(gm: torch.fx.GraphModule, scope: Any) -> Body:
         environment = dict(zip(inputs, values))
         for node in constants:
             environment[node] = lower.constant(getattr(gm, str(node.target)))
-        lower.Run(environment, None, scope).nodes(inner, lower.leaves(result))
+        with collectives.inner(scope):
+            lower.Run(environment, None, scope).nodes(inner, lower.leaves(result))
         found = torch.fx.node.map_arg(result, lambda node: environment[node])
         return tuple(found) if isinstance(found, list | tuple) else (found,)
 

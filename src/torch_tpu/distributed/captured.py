@@ -91,7 +91,7 @@ def record(group: Any, name: str, body: Callable[..., Sequence[Any]], static: tu
     shapes = [tuple(output.shape) for output in outputs]
 
     def run(where: Scope, *arrays: Any) -> list[Any]:
-        results = body(*arrays, *constants, where.of(group.group_name))
+        results = where.in_order(arrays, lambda *given: list(body(*given, *constants, where.of(group.group_name))))
         return [result.reshape(shape) for result, shape in zip(results, shapes)]
 
     assert _now.recorder is not None
@@ -107,4 +107,5 @@ def functional(func: Any, args: Sequence[Any]) -> Collective | None:
         return None
     group, run = found
     rest = tuple(args[1:])  # not the tensor: a tape must not keep tensors alive
-    return Collective(group, f"{func}{rest[:-1]} of {group.ranks}", lambda where, x: [run(where, x, *rest)])
+    return Collective(group, f"{func}{rest[:-1]} of {group.ranks}",
+                      lambda where, x: [where.in_order([x], lambda given: run(where, given, *rest))])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..lowering import collective
+from ..lowering import collective, context
 from ..lowering.collective import Groups
 from . import program, watchdog
 
@@ -34,6 +35,7 @@ class Scope:
         traced: the collectives of the program that was traced last, in order.
         unused: of that program, an element of each result that nothing reads on this rank.
         compared: of each program that ran, what it says to the other ranks.
+        last: of the program that is traced, what the last collective gave.
     """
 
     ranks: tuple[int, ...]
@@ -42,9 +44,21 @@ class Scope:
     traced: list[str] = field(default_factory=list)
     unused: list[Any] = field(default_factory=list)
     compared: dict[Any, str] = field(default_factory=dict)
+    last: list[Any] = field(default_factory=list)
 
     def of(self, name: str) -> Groups:
         return self.groups[name]
+
+    def in_order(self, values: Sequence[Any], compute: Callable[..., Any]) -> Any:
+        """What a collective gives, which starts only after the one before it in the program. XLA:CPU puts collectives
+        that do not depend on each other in any order, and where the ranks' programs differ (each takes its own heads)
+        in another order on each rank, so that they wait for each other for ever. Chips run one program all together."""
+        if context.platform_name() != "cpu":
+            return compute(*values)
+        result = compute(*(collective.after(value, self.last) for value in values))
+        found = result if isinstance(result, list) else [result]
+        self.last[:] = [each for each in found if each.size][:1] or self.last
+        return result
 
     def whole(self) -> Any:
         """The process group of all that run the program."""
@@ -141,7 +155,19 @@ def replicas(where: Scope | None) -> list[Any]:
         return []
     where.traced.clear()
     where.unused.clear()
+    where.last.clear()
     return program.devices(where.ranks)
+
+
+@contextmanager
+def inner(where: Scope | None) -> Iterator[None]:
+    """Around the body of a loop or a branch: its values are not those of the program around it."""
+    before = list(where.last) if where is not None else []
+    try:
+        yield
+    finally:
+        if where is not None:
+            where.last[:] = before
 
 
 def unused(where: Scope | None) -> list[Any]:
@@ -183,7 +209,7 @@ def lower(node: Node, args: Sequence[Any], where: Scope | None) -> Any:
         return args[0]
     assert where is not None
     where.traced.append(_text(name, args, where))
-    result = _LOWERED[name](where, *args)
+    result = where.in_order(args[:1], lambda x: _LOWERED[name](where, x, *args[1:]))
     if not any(user.users for user in node.users):  # a wait_tensor that nobody reads
         where.unused.extend(each.reshape(-1)[:1] for each in (result if isinstance(result, list) else [result]))
     return result

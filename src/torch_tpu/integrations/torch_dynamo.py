@@ -14,7 +14,7 @@ from . import on_import
 
 OWN = ("compile", "device", "distributed", "eager", "lowering", "runtime", "tensor")
 JAX = ("jax", "jaxlib")
-TRACED = ("torch_collectives", "transformers_tp")
+TRACED = ("torch_collectives", "transformers_mesh", "transformers_tp")
 CUSTOM = ("autograd", "donation", "host", "operator", "program", "signature")  # what calls an operator is traced
 
 

@@ -44,7 +44,15 @@ def _offloaded(module: ModuleType) -> None:
         self.offload(layer_idx, self.only_non_sliding)
         return found
 
-    kind.update = update
+    made = kind.__init__
+
+    @functools.wraps(made)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        if self.offloading:  # only then: Dynamo traces Transformers' own
+            self.update = functools.partial(update, self)
+
+    kind.__init__ = __init__
 
 
 def _no_program(module: ModuleType) -> None:

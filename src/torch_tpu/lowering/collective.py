@@ -13,12 +13,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 Groups = tuple[tuple[int, ...], ...]
+
+
+def after(x: Any, earlier: Sequence[Any]) -> Any:
+    """The same bits, which XLA cannot have before it has the earlier values: it adds u (u + 1) mod 2 of their bits,
+    which is 0, and which no compiler knows to be 0. (XLA:CPU takes barriers out before it schedules.)"""
+    if not earlier or not x.size:
+        return x
+    u = lax.convert_element_type(_bits(earlier[0].reshape(-1)[:1]), jnp.uint32)
+    nothing = ((u * (u + jnp.uint32(1))) & jnp.uint32(1)).reshape(())
+    if x.dtype == jnp.bool_:
+        return x ^ (nothing == 1)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return lax.complex(after(lax.real(x), earlier), after(lax.imag(x), earlier))
+    bits = _bits(x)
+    return lax.bitcast_convert_type(bits + nothing.astype(bits.dtype), x.dtype)
+
+
+def _bits(x: Any) -> Any:
+    """Elements as unsigned integers of their width (of a complex number: of its real part; a bool as 0 or 1)."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = lax.real(x)
+    if x.dtype == jnp.bool_:
+        return x.astype(jnp.uint8)
+    return lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
 
 _REDUCERS: dict[str, Any] = {"sum": hlo.AddOp, "prod": hlo.MulOp, "min": hlo.MinOp, "max": hlo.MaxOp}
 _LOCAL: dict[str, Callable[..., Any]] = {"band": jnp.bitwise_and, "bor": jnp.bitwise_or, "bxor": jnp.bitwise_xor}
