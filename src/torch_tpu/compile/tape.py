@@ -218,8 +218,12 @@ class Tape:
         alive: set[int] = set()
         wanted = {id(value) for _, value in updated} | {id(value) for value in outputs}
         recorded = [tape_rewrite.better(entry) for entry in self.entries]
+        unread: list[Value] = []  # what a collective gives that this rank does not need, and others wait for it
         for entry in reversed(recorded):
-            if any(id(value) in wanted for value in entry.made) and not all(v in adopted for v in entry.made):
+            read = any(id(value) in wanted for value in entry.made)
+            if entry.collective is not None and not read:
+                unread += entry.made[:1]
+            if (read or entry.collective is not None) and not all(v in adopted for v in entry.made):
                 alive.add(id(entry))
                 wanted |= {id(value) for value in entry.sources()}
         entries = [entry for entry in recorded if id(entry) in alive]
@@ -254,13 +258,14 @@ class Tape:
             if self.keys:
                 avals.append(jax.ShapeDtypeStruct((self.keys, 2), np.uint32))
             found = cache[signature] = make(
-                self._function(entries, order, numbers, finals, scope), avals, name, sorted(set(donated)), xla,
+                self._function(entries, order, numbers, finals, scope, unread), avals, name, sorted(set(donated)), xla,
                 graph=True, replicas=collectives.replicas(scope), cause=cause,
                 pins=lambda: [(number, at[before]) for number, (before, _) in enumerate(updated)])
         return Program(found, order, [at[before] for before, _ in updated], donated, scope, name)
 
     def _function(self, entries: list[Entry], inputs: list[Value], numbers: list[Any],
-                  finals: list[Value], scope: collectives.Scope | None) -> Callable[..., list[Any]]:
+                  finals: list[Value], scope: collectives.Scope | None,
+                  unread: Sequence[Value] = ()) -> Callable[..., list[Any]]:
         def program(*arrays: Any) -> list[Any]:
             at: dict[Value, Any] = dict(zip(inputs, arrays))
             given = {which: array for (which, _), array in zip(numbers, arrays[len(inputs):])}
@@ -296,7 +301,7 @@ class Tape:
                 except (TypeError, ValueError, IndexError, NotImplementedError) as error:
                     raise RuntimeError(f"lowering {entry.name}, called at {entry.where}, failed: "
                                        f"{type(error).__name__}: {error}") from error
-            return [array(value) for value in finals]
+            return [array(value) for value in finals] + [array(value).reshape(-1)[:1] for value in unread]
 
         return program
 
