@@ -52,7 +52,8 @@ models = {
     "qwen3_moe": Qwen3MoeForCausalLM(Qwen3MoeConfig(**text, num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1,
                                                     moe_intermediate_size=24, norm_topk_prob=True)),
 }
-replicated = {"model.layers.*.self_attn." + part: "replicated_with_grad_allreduce" for part in ("k_proj", "v_proj")}
+replicated = {"model.layers.*.self_attn." + part: "replicated_with_grad_allreduce"
+              for part in ("q_proj", "k_proj", "v_proj", "o_proj")}
 x = torch.randint(3, 95, (2, 7), generator=torch.Generator().manual_seed(0))
 given = dict(max_new_tokens=6, min_new_tokens=6, pad_token_id=0)
 for what, model in models.items():
