@@ -122,7 +122,8 @@ def _traced(model: Any, args: Any, kwargs: Any, name: str, platform: str) -> tup
     if unknown:
         raise errors.CaptureError(f"{name} uses {unknown[0]} that is neither a parameter, a buffer nor an argument, "
                                   "so a loaded program would not know it; pass it as an argument")
-    pins = dict(traced.free)  # type: ignore[arg-type]
+    written: Any = traced.free
+    pins: dict[int, int] = dict(written)
     given: list[torch.Tensor] = []
     return {"inputs": _encode([list(args), dict(kwargs)], given),
             "tensors": [[list(leaf.shape), str(leaf.dtype).removeprefix("torch.")] for leaf in given],

@@ -27,17 +27,17 @@ def after(x: Any, earlier: Sequence[Any]) -> Any:
     which is 0, and which no compiler knows to be 0. (XLA:CPU takes barriers out before it schedules.)"""
     if not earlier or not x.size:
         return x
-    u = lax.convert_element_type(_bits(earlier[0].reshape(-1)[:1]), jnp.uint32)
+    u = lax.convert_element_type(_unsigned(earlier[0].reshape(-1)[:1]), jnp.uint32)
     nothing = ((u * (u + jnp.uint32(1))) & jnp.uint32(1)).reshape(())
     if x.dtype == jnp.bool_:
         return x ^ (nothing == 1)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return lax.complex(after(lax.real(x), earlier), after(lax.imag(x), earlier))
-    bits = _bits(x)
+    bits = _unsigned(x)
     return lax.bitcast_convert_type(bits + nothing.astype(bits.dtype), x.dtype)
 
 
-def _bits(x: Any) -> Any:
+def _unsigned(x: Any) -> Any:
     """Elements as unsigned integers of their width (of a complex number: of its real part; a bool as 0 or 1)."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = lax.real(x)
