@@ -40,12 +40,16 @@ for what, model in models.items():
 FAMILIES = """
 from transformers import AutoModelForCausalLM, Glm4Config, Glm4ForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.distributed import DistributedConfig
 warnings.simplefilter("ignore")
 text = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, head_dim=8, max_position_embeddings=64, eos_token_id=None, pad_token_id=0)
 experts = dict(num_local_experts=4, num_experts_per_tok=2)
 models = {
+    # 9 query and 3 key/value heads: of 4 ranks one has no head, and must take part in every collective all the same.
+    "llama": LlamaForCausalLM(LlamaConfig(**{**text, "num_attention_heads": 9, "num_key_value_heads": 3,
+                                              "hidden_size": 36})),
     "glm4": Glm4ForCausalLM(Glm4Config(**text)),
     "qwen3": Qwen3ForCausalLM(Qwen3Config(**text, tie_word_embeddings=True)),
     "mixtral": MixtralForCausalLM(MixtralConfig(**text, **experts)),
@@ -93,7 +97,7 @@ def test_families_on_two_ranks(tmp_path):
 
 @pytest.mark.slow
 def test_families_on_four_ranks(tmp_path):
-    run(tmp_path, 'WANTED = ("glm4", "qwen3", "mixtral", "qwen3_moe")' + FAMILIES, ranks=4, seconds=900)
+    run(tmp_path, 'WANTED = ("llama", "glm4", "qwen3", "mixtral", "qwen3_moe")' + FAMILIES, ranks=4, seconds=900)
 
 
 def test_heads_that_two_ranks_do_not_divide_and_tied_weights(tmp_path):
