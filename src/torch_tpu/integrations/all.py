@@ -40,6 +40,7 @@ def install() -> None:
         accelerate_memory,
         accelerate_random,
         kernels,
+        lightning,
         safetensors,
         transformers,
         transformers_cache,
@@ -54,6 +55,7 @@ def install() -> None:
     accelerate_memory.install()
     accelerate_random.install()
     kernels.install()
+    lightning.install()
     safetensors.install()
     transformers.install()
     transformers_cache.install()
