@@ -1,4 +1,4 @@
-"""Lightning, Trainer and Fabric (tried on 2.6.6, as `lightning` and as `pytorch_lightning`): its accelerator named "tpu"
+"""Lightning, Trainer and Fabric (tried on 2.6.6, as lightning and as pytorch_lightning): its accelerator named "tpu"
 is torch_xla's. Where torch_xla is not installed the name means this device, and so does "auto" where Lightning would
 take the CPU.
 

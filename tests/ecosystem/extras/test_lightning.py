@@ -89,7 +89,7 @@ def test_precisions(tmp_path, on_the_cpu, precision):
 
 
 def test_a_checkpoint_resumes_the_training(tmp_path):
-    whole, module = fit(tmp_path, max_epochs=3, gradient_clip_val=0.5, accumulate_grad_batches=2)
+    _, module = fit(tmp_path, max_epochs=3, gradient_clip_val=0.5, accumulate_grad_batches=2)
     first, _ = fit(tmp_path / "first", max_epochs=1, gradient_clip_val=0.5, accumulate_grad_batches=2)
     saved = first.checkpoint_callback.best_model_path
     _, resumed = fit(tmp_path / "second", resume=saved, max_epochs=3, gradient_clip_val=0.5, accumulate_grad_batches=2)

@@ -1,5 +1,5 @@
-"""torchvision's wheel on PyPI is built for torch with CUDA. Beside torch for the CPU its compiled operators are missing,
-and it does not import. The libraries tested here import it and use none of them: import this module before them."""
+"""The wheel of torchvision on PyPI is built for torch with CUDA. Beside a CPU torch its operators are missing, and
+it does not import. The libraries tested here import it and use none of them: import this module before them."""
 
 from __future__ import annotations
 
