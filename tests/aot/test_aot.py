@@ -60,8 +60,11 @@ def test_a_large_product_is_bound_by_compute():
 def test_what_does_not_fit_is_reported():
     model = torch.nn.Linear(100_000, 100_000, device="meta", dtype=torch.bfloat16)
     report = aot.compile(model, torch.empty(1, 100_000, dtype=torch.bfloat16, device="meta"), "v5e-1").report
-    assert not report.fits and "15.75G" in report.problem
-    assert "NO" in str(report) and "to make it fit" in str(report)
+    assert not report.fits and report.lacking == "HBM"
+    assert re.fullmatch(r"it needs 18\.\d\d GiB of HBM, and 15\.75 GiB are there", report.problem)
+    assert report.advice == ("4 chips (v5e-4, tp=4: about 4.67 GiB each)", "a chip with more HBM (v4: 30.75 GiB)",
+                             "weights of 8 bits (9.31 GiB less)")
+    assert "NO" in str(report) and "to make it fit  4 chips" in str(report)
     assert report.largest[0].name == "weight" and report.peak_bytes is None
 
 
@@ -192,7 +195,7 @@ def test_other_generations(name):
 def test_hbm_is_what_libtpu_says(name):
     given = torch.empty(400_000, 400_000, dtype=torch.bfloat16, device="meta")
     problem = aot.compile(torch.matmul, (given, given), f"{name}-1").report.problem
-    assert f"{topology.GENERATIONS[name].hbm / 2**30:.2f}G" in problem
+    assert f"{topology.GENERATIONS[name].hbm / 2**30:.2f} GiB are there" in problem
 
 
 def test_two_at_once_do_not_collide():
@@ -274,7 +277,7 @@ def test_wrong_checks(arguments, message):
 def test_check_says_what_does_not_fit():
     done = _check("Qwen3Config", *TINY, "--set", "hidden_size=100000", "--topology", "v5e-1", "--program", "decode",
                   "--dtype", "float32", "--set", "vocab_size=100000")
-    assert done.returncode == 1 and "NO" in done.stdout and "15.75G" in done.stdout
+    assert done.returncode == 1 and "NO" in done.stdout and "15.75 GiB are there" in done.stdout
 
 
 def test_importing_the_package_is_light():

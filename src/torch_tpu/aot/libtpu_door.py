@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -82,6 +83,7 @@ def main(folder: Path) -> None:
         answer = {**facts(executable), "compile_s": time.perf_counter() - begin, "kind": chips[0].device_kind}
         (folder / "program.hlo").write_text(executable.hlo_modules()[0].to_string())
         (folder / "program.executable").write_bytes(executable.serialize())
+    answer["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     (folder / "answer.json").write_text(json.dumps(answer))
 
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import hlo
+from . import fitting, hlo, overflow
 from .topology import Slice
 from .tracing import Argument, Program
 
@@ -20,11 +20,14 @@ class Report:
 
     Attributes:
         fits: whether the compiler found room for it in the chip's HBM.
-        problem: the compiler's words where it did not.
+        problem: why not.
+        lacking: the memory that is too small: "HBM", "scoped VMEM" or "SMEM" (of a Pallas kernel), "VMEM".
+        advice: what would make it fit.
         hbm: what programs may use of the chip's HBM.
         argument_bytes: parameters, caches and inputs, in whole tiles where the program was compiled.
         output_bytes: results, with those that are written in place (alias_bytes).
         temporary_bytes: what the program needs besides.
+        parts: bytes of the arguments by what they are (fitting.PARTS), without padding.
         peak_bytes: arguments, results that are not in place, temporaries and code; None where it was not compiled.
         flops: floating point operations of one call.
         hbm_traffic: bytes read from HBM and written to it in one call, counted in the optimised program.
@@ -45,6 +48,7 @@ class Report:
         largest: the largest arguments.
         trace_s: seconds of capture and lowering.
         compile_s: seconds of the compiler.
+        compiler_bytes: the most host memory that its process had.
     """
 
     name: str
@@ -56,6 +60,10 @@ class Report:
     trace_s: float
     compile_s: float
     largest: tuple[Argument, ...]
+    parts: dict[str, int]
+    compiler_bytes: int
+    lacking: str = ""
+    advice: tuple[str, ...] = ()
     output_bytes: int | None = None
     alias_bytes: int | None = None
     temporary_bytes: int | None = None
@@ -88,7 +96,8 @@ class Report:
         lines = [("program", f"{self.name} on {self.topology}" + (f" ({axes}), of one chip:" if axes else "")),
                  ("fits", f"yes, {size(self.peak_bytes)} of {size(self.hbm)} HBM" if self.fits else
                   f"NO: {self.problem}"),
-                 ("arguments", size(self.argument_bytes))]
+                 ("arguments", size(self.argument_bytes) + ": " + ", ".join(
+                     f"{name} {size(nbytes)}" for name, nbytes in self.parts.items()))]
         if self.fits:
             lines += [("results", f"{size(self.output_bytes)}, of which {size(self.alias_bytes)} in place"),
                       ("temporaries", size(self.temporary_bytes)),
@@ -105,11 +114,11 @@ class Report:
                           for each in self.collectives[:4]))] if self.collectives else []),
                       ("host transfers", ", ".join(self.host_transfers) or "none")]
         else:
-            lines.append(("to make it fit", "more chips (mesh tp=, fsdp=), a narrower dtype (bfloat16), a smaller "
-                                            "batch or cache, or a chip with more HBM"))
+            lines.append(("to make it fit", "; or ".join(self.advice)))
         lines += [("largest", "; ".join(f"{each.name} {each.dtype}{list(each.shape)} {size(each.nbytes)}"
                                         for each in self.largest[:4])),
-                  ("compile time", f"trace {self.trace_s:.1f} s, libtpu {self.compile_s:.1f} s")]
+                  ("compile time", f"trace {self.trace_s:.1f} s, libtpu {self.compile_s:.1f} s with "
+                                   f"{size(self.compiler_bytes)} of host memory")]
         return lines
 
 
@@ -125,10 +134,17 @@ def make(program: Program, topology: str, chips: Slice, answer: dict[str, Any], 
     arguments = sorted(program.arguments, key=lambda each: -each.nbytes)
     common: dict[str, Any] = dict(name=program.name, topology=topology, hbm=chip.hbm, trace_s=program.trace_s,
                                   compile_s=answer["compile_s"], largest=tuple(arguments[:_LARGEST]), tokens=tokens,
-                                  mesh=dict(program.axes))
+                                  mesh=dict(program.axes), parts=fitting.parts(arguments),
+                                  compiler_bytes=answer["host_bytes"])
+
+    def lacking(found: overflow.Overflow) -> dict[str, Any]:
+        wide = any(each.dtype == "float32" and fitting.part(each) == "weights" for each in arguments)
+        return dict(fits=False, problem=found.problem, lacking=found.memory,
+                    advice=fitting.advice(common["parts"], found, chips, wide))
+
     if not text:
-        return Report(fits=False, problem=answer["error"].strip().splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: "),
-                      argument_bytes=sum(each.nbytes for each in program.arguments), **common)
+        return Report(argument_bytes=sum(each.nbytes for each in arguments),
+                      **lacking(overflow.understood(answer["error"])), **common)
     module = hlo.Module(text)
     traffic = module.traffic()
     compute_s, memory_s = answer["flops"] / chip.flops, traffic / chip.bandwidth
@@ -140,8 +156,8 @@ def make(program: Program, topology: str, chips: Slice, answer: dict[str, Any], 
              for each, shape in zip(program.arguments, _parameters(module), strict=True)]
     results = sum(shape.padded() - shape.nbytes() for shape in module.entry.root().shapes)
     worst = sorted(((name, extra) for name, extra in grown if extra >= 2**20), key=lambda pair: -pair[1])
+    fits = {"fits": True, "problem": ""} if peak <= chip.hbm else lacking(overflow.hbm(peak, chip.hbm))
     return Report(
-        fits=peak <= chip.hbm, problem="" if peak <= chip.hbm else f"it needs {size(peak)} of {size(chip.hbm)} HBM",
         argument_bytes=answer["argument"], output_bytes=answer["output"], alias_bytes=answer["alias"],
         temporary_bytes=answer["temp"], code_bytes=answer["generated_code"], peak_bytes=peak, flops=answer["flops"],
         hbm_traffic=traffic, bytes_accessed=answer["bytes_accessed"], step_s=step_s,
@@ -149,7 +165,7 @@ def make(program: Program, topology: str, chips: Slice, answer: dict[str, Any], 
         collectives=exchanged, exchanged_bytes=round(sum(each.sent() for each in exchanged)),
         tokens_s=tokens / step_s if tokens is not None and step_s else None, cycles=module.cycles(),
         fusions=module.fusions(), host_transfers=tuple(module.host_transfers()),
-        padding_bytes=sum(extra for _, extra in grown) + results, padded=tuple(worst[:3]), **common)
+        padding_bytes=sum(extra for _, extra in grown) + results, padded=tuple(worst[:3]), **fits, **common)
 
 
 def _parameters(module: hlo.Module) -> list[hlo.Shape]:

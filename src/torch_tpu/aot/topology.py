@@ -68,6 +68,15 @@ _FLAT = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: 
 _DEEP = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8"}
 
 
+def sizes(chip: Chip) -> list[int]:
+    """How many devices slices of a generation have."""
+    return [1] + [count * chip.devices for count in _shapes(chip)]
+
+
+def _shapes(chip: Chip) -> dict[int, str]:
+    return _DEEP if chip.grid.count("x", chip.grid.index(":")) == 2 else _FLAT
+
+
 def parse(name: str) -> Slice:
     """A slice by its name: a generation and a number of chips, such as "v5e-4". One chip is one device of it.
 
@@ -82,8 +91,8 @@ def parse(name: str) -> Slice:
     chip = GENERATIONS[generation]
     if count in ("", "1"):
         return Slice(name, chip, 1, chip.grid, (1, 1, 1))
-    family, _, one = chip.grid.partition(":")
-    shapes = _DEEP if one.count("x") == 2 else _FLAT
+    family = chip.grid.partition(":")[0]
+    shapes = _shapes(chip)
     if int(count) not in shapes:
         raise ValueError(f"topology {name!r}: slices of {generation} have 1, {', '.join(map(str, shapes))} chips")
     return Slice(name, chip, int(count) * chip.devices, f"{family}:{shapes[int(count)]}", None)
