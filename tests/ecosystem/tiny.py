@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torchvision_import  # noqa: F401
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONFIG = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,

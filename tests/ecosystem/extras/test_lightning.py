@@ -176,7 +176,8 @@ if __name__ == "__main__":
     if trainer.global_rank == 0:
         print("LOSSES", losses.tolist())
 """)
-    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
+    here = os.path.dirname(__file__)
+    path = os.pathsep.join([here, os.path.dirname(here), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=240,
                           env={**os.environ, "PYTHONPATH": path, "TORCH_TPU_VIRTUAL_CHIPS": "2"}, check=False)
     assert done.returncode == 0 and "LOSSES" in done.stdout, done.stderr[-3000:]
