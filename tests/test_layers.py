@@ -8,6 +8,7 @@ import torch_tpu
 ROOT = Path(torch_tpu.__file__).parent
 # From the bottom up; folders in one line may not import each other.
 LAYERS = [{"runtime"}, {"lowering"}, {"tensor"}, {"eager"}, {"distributed"}, {"mesh"}, {"compile", "custom"},
+          {"quantization"},
           {"device"}, {"integrations", "conformance", "aot"}]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

@@ -7,13 +7,17 @@ from typing import Any
 from ._autoload import load as _load
 
 __version__ = "0.1.0"
-__all__ = ["from_jax", "to_jax"]
+__all__ = ["from_jax", "quantize", "to_jax"]
 
 _load()
 
 
 def __getattr__(name: str) -> Any:
-    """The JAX bridge, imported at its first use: importing this package does not import JAX."""
+    """What is imported at its first use: importing this package does not import JAX."""
+    if name == "quantize":
+        from .quantization import quantize
+
+        return quantize
     if name in __all__:
         from .tensor import bridge
 

@@ -16,6 +16,7 @@ from .plan import Plan, overload
 # Operators whose Meta kernel is missing or answers for another device's layout.
 _NO_META: set[str] = {
     "aten._native_batch_norm_legit_no_training.default",  # statistics of shape (C,); real devices give none
+    "aten._weight_int4pack_mm.default",  # asks fake tensors which device they are of, and meta tensors are none
 }
 
 # Operators without a Meta kernel, and one that takes the same arguments and gives the same results.
