@@ -105,6 +105,16 @@ def test_a_mesh_that_comes_late_and_wrong_sizes():
     """)
 
 
+def test_many_programs_without_waiting():
+    run("""
+    mesh = torch.tpu.mesh(fsdp=2, tp=2)
+    x = torch.randn(64, 64); a = mesh.place(x.to("tpu"), "fsdp", "tp")
+    for _ in range(500):  # collectives that nothing orders: more than a chip's queue holds
+        y = (a @ a).sum()
+    close(y, (x @ x).sum(), atol=1e-2)
+    """)
+
+
 TRAINING = """
     from transformers import LlamaConfig, LlamaForCausalLM
     base = LlamaForCausalLM(LlamaConfig(vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2,

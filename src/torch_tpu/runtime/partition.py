@@ -27,6 +27,7 @@ class Mesh:
         batch_axes: those that divide the batch.
         here: False for chips that this process does not have: programs are only compiled for them.
         replicated: the sharding of an array that every chip holds whole.
+        launched: how many programs were handed to the chips, where they are virtual ones.
     """
 
     def __init__(self, axes: dict[str, int], batch_axes: Sequence[str] = (), here: bool = True) -> None:
@@ -37,6 +38,7 @@ class Mesh:
         self.grid = jax_door.mesh(self.chips, self.axes) if here else jax_door.abstract_mesh(self.axes)
         self._shardings: dict[Spec, Any] = {}
         self._stored: dict[Spec, Any] = {}
+        self.launched = 0
         self.replicated = self.sharding(())
 
     def sharding(self, spec: Spec) -> Any:
@@ -138,6 +140,10 @@ def lower(mesh: Mesh, jaxpr: Any, avals: Sequence[Any], given: Sequence[Any], wa
 
 _sharding_of = operator.attrgetter("sharding")
 
+# XLA:CPU (jaxlib 0.10.2) lets 32 programs wait for each chip. The thread that hands over one more waits for a place,
+# and is one of as many threads as there are chips: a collective then misses the chip that has no thread left, for ever.
+_VIRTUAL_CHIPS_IN_FLIGHT = 16
+
 
 class Program:
     """Runs a traced function on the mesh.
@@ -163,6 +169,7 @@ class Program:
         self.variants: dict[tuple[Any, ...], Variant] = {}
         self.usual: list[Any] = []
         self.last: Variant | None = None
+        self.virtual = bool(self.mesh.chips) and self.mesh.chips[0].platform == "cpu"
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
         spread = list(map(_sharding_of, arrays))
@@ -177,7 +184,12 @@ class Program:
             arrays = list(arrays)
             for position, sharding in variant.moved:
                 arrays[position] = jax_door.spread(arrays[position], sharding)
-        return jax_door.execute(variant.loaded, arrays, variant.makers)
+        results = jax_door.execute(variant.loaded, arrays, variant.makers)
+        if self.virtual and results:
+            self.mesh.launched += 1
+            if self.mesh.launched % _VIRTUAL_CHIPS_IN_FLIGHT == 0:
+                results[-1].block_until_ready()
+        return results
 
     def _make(self, spread: list[Any]) -> Variant:
         mesh = self.mesh
