@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -284,14 +283,6 @@ def test_importing_the_package_is_light():
     code = ("import sys, torch_tpu.aot, torch_tpu.cli; assert 'jax' not in sys.modules; "
             "assert torch_tpu.aot.compile and 'jax' in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_the_code_of_the_page_runs(capsys):
-    page = Path(__file__).parent.parent.parent / "docs" / "aot.md"
-    names: dict = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M):
-        exec(compile(block, "aot.md", "exec"), names)
-    assert "fits            yes" in capsys.readouterr().out
 
 
 # -- several chips

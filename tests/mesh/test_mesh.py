@@ -233,14 +233,3 @@ def test_smollm2_on_four_chips():
     got = model.generate(**inputs, max_new_tokens=20, do_sample=False, cache_implementation="static")
     assert got.tolist() == want.tolist()
     """)
-
-
-def test_the_code_of_the_documentation():
-    finished = run("""
-    import re
-    from pathlib import Path
-    names = {}
-    for block in re.findall(r"^```python\\n(.*?)^```", Path("docs/mesh.md").read_text(), re.S | re.M):
-        exec(compile(block, "docs/mesh.md", "exec"), names)
-    """)
-    assert "MiB on each of 4 chips" in finished.stdout
