@@ -49,6 +49,18 @@ def test_weight_int4pack_mm(rows, inputs, outputs, dtype, no_fallback):
     torch.testing.assert_close(got.cpu(), (x.float() @ floats.t()).to(dtype), **TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("rows", "inputs", "outputs", "groups"), [(3, 128, 48, 2), (1, 192, 33, 3), (40, 256, 96, 1)])
+def test_int4_mm(rows, inputs, outputs, groups, dtype, no_fallback):
+    weight = torch.randint(-128, 128, (inputs // 2, outputs), dtype=torch.int8)
+    scale = (torch.rand(groups, outputs) / inputs ** 0.5).to(dtype)
+    x = r(rows, inputs).to(dtype)
+    compare(torch.ops.tpu.int4_mm, x, weight, scale, **TOLERANCE[dtype])
+    for device in ("cpu", "tpu"):
+        with pytest.raises(RuntimeError, match="do not fit"):
+            torch.ops.tpu.int4_mm(x[:, 2:].to(device), weight.to(device), scale.to(device))
+
+
 def test_int4pack_of_a_wrong_shape():
     with pytest.raises(RuntimeError):
         aten._convert_weight_to_int4pack(torch.zeros(7, 16, dtype=torch.uint8, device="tpu"), 2)

@@ -127,7 +127,7 @@ def test_autocast(mode):
 def test_mode_int4_falls_to_int8_where_it_does_not_divide():
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(96, 64), nn.Linear(64, 63))
     torch_tpu.quantize(model, "int4", group_size=64)
-    assert [type(layer).__name__ for layer in model] == ["Int4Linear", "Int8Linear", "Int8Linear"]
+    assert [type(layer).__name__ for layer in model] == ["Int4Linear", "Int8Linear", "Int4Linear"]
 
 
 def test_skip_and_hooks():

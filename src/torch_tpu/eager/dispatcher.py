@@ -56,6 +56,7 @@ def load() -> None:
             data_dependent,
             foreach,
             grouped_matmul,
+            int4_matmul,
             layouts,
             linalg,
             norm,

@@ -8,7 +8,7 @@ from jax import lax
 
 from . import context
 from .grouped_matmul import grouped_mm
-from .matmul import matmul
+from .matmul import at_least_rows, dot, matmul
 from .table import lowering
 
 # XLA:CPU (jaxlib 0.10.2) fuses a conversion into no product: it writes a float copy of the whole weight. In blocks of
@@ -19,44 +19,91 @@ _LONG_ROW = 4096
 _FEW_ROWS = 16
 
 
-def _by_rows_of_weights(self, widen, count, *weights):
-    """self (M, K) times a weight of `count` rows, of which `widen(block, dtype)` makes a (K, n) matrix of floats.
-    `weights` are its parts, each with the weight's rows as first dimension. Gives (M, count), accumulated wide."""
-    if context.platform_name() == "tpu" or self.shape[0] > _FEW_ROWS:  # XLA:TPU fuses the conversion into the product
-        return matmul(self, widen(weights, self.dtype))
-    if self.dtype != jnp.bfloat16 or self.shape[1] >= _LONG_ROW:
-        self = self.astype(jnp.float32)
-    block = max(1, _BLOCK[self.dtype.name] // max(self.shape[1], 1))
-    whole = count // block
-    if whole < 2:
-        return matmul(self, widen(weights, self.dtype))
-
-    def step(_, part):
-        return None, matmul(self, widen(part, self.dtype))
-
-    blocks = tuple(w[:whole * block].reshape(whole, block, *w.shape[1:]) for w in weights)
-    _, products = lax.scan(step, None, blocks)
-    product = products.transpose(1, 0, 2).reshape(self.shape[0], whole * block)
-    if whole * block == count:
-        return product
-    rest = matmul(self, widen(tuple(w[whole * block:] for w in weights), self.dtype))
-    return jnp.concatenate([product, rest], 1)
+def _few_rows_on_cpu(self):
+    """Whether reading the weight is what takes the time, on a compiler that fuses nothing into a product."""
+    return context.platform_name() != "tpu" and self.shape[0] <= _FEW_ROWS
 
 
 @lowering("aten._weight_int8pack_mm.default")
 def weight_int8pack_mm(self, mat2, scales):
-    """self (M, K) times int8 weights (N, K), one scale for each row of weights."""
-    product = _by_rows_of_weights(self, lambda part, dtype: part[0].astype(dtype).T, mat2.shape[0], mat2)
+    """self (M, K) times int8 weights (N, K), one scale for each row of weights. XLA:TPU fuses the conversion."""
+    product = _in_blocks(self, mat2) if _few_rows_on_cpu(self) else matmul(self, mat2.astype(self.dtype).T)
     return product * scales.astype(product.dtype)
+
+
+def _in_blocks(self, weight):
+    """self (M, K) times int8 weights (N, K), of which only one block is there as floats."""
+    rows, columns = weight.shape
+    if self.dtype != jnp.bfloat16 or columns >= _LONG_ROW:
+        self = self.astype(jnp.float32)
+    block = max(1, _BLOCK[self.dtype.name] // max(columns, 1))
+    whole = rows // block
+    if whole < 2:
+        return matmul(self, weight.astype(self.dtype).T)
+
+    def step(_, part):
+        return None, matmul(self, part.astype(self.dtype).T)
+
+    _, products = lax.scan(step, None, weight[:whole * block].reshape(whole, block, columns))
+    product = products.transpose(1, 0, 2).reshape(self.shape[0], whole * block)
+    if whole * block == rows:
+        return product
+    return jnp.concatenate([product, matmul(self, weight[whole * block:].astype(self.dtype).T)], 1)
+
+
+def _halves(packed):
+    """The numbers in the upper and in the lower halves of int8 bytes, as int32: XLA:TPU shifts words, not bytes."""
+    words = packed.astype(jnp.int32)
+    return words >> 4, (words << 28) >> 28
+
+
+@lowering("tpu.int4_mm.default")
+def int4_mm(self, weight, scale):
+    """self (M, K) times numbers of -8 to 7, two in each byte of `weight` (K / 2, N): rows 2k and 2k + 1 in the upper
+    and the lower half of row k. `scale` (groups, N) is for K / groups rows each. No number moves to another lane."""
+    (rows, columns), (groups, outputs) = self.shape, scale.shape
+    narrow = self.dtype
+    if context.platform_name() == "tpu" and rows <= _FEW_ROWS:
+        return _groups_at_once(at_least_rows(self), weight, scale)[:rows].astype(narrow)
+    if _few_rows_on_cpu(self):
+        return _group_by_group(self.astype(jnp.float32), weight, scale.astype(jnp.float32)).astype(narrow)
+    scale = jnp.broadcast_to(scale[:, None].astype(narrow), (groups, columns // 2 // groups, outputs))
+    scale = scale.reshape(columns // 2, outputs)
+    first, second = (matmul(self[:, half::2], q.astype(narrow) * scale) for half, q in enumerate(_halves(weight)))
+    return (first + second).astype(narrow)
+
+
+def _groups_at_once(self, weight, scale):
+    """A product for each group, which then gets its scale. For few rows: the products are many times the result."""
+    rows, groups = self.shape[0], scale.shape[0]
+    self = self.reshape(rows, groups, -1, 2)
+    dims = ((2,), (1,)), ((1,), (0,))
+    product = sum(dot(self[..., half], q.reshape(groups, -1, q.shape[1]).astype(self.dtype), *dims)
+                  for half, q in enumerate(_halves(weight)))
+    return (product * scale[:, None].astype(product.dtype)).sum(0)
+
+
+def _group_by_group(self, weight, scale):
+    """As `_groups_at_once`, with the floats of one group in the processor's cache."""
+    rows, (groups, outputs) = self.shape[0], scale.shape
+
+    def step(total, part):
+        x, packed, scale = part
+        first, second = (matmul(x[..., half], q.astype(x.dtype)) for half, q in enumerate(_halves(packed)))
+        return total + (first + second) * scale, None
+
+    parts = self.reshape(rows, groups, -1, 2).transpose(1, 0, 2, 3), weight.reshape(groups, -1, outputs), scale
+    return lax.scan(step, jnp.zeros((rows, outputs), self.dtype), parts)[0]
 
 
 @lowering("aten._convert_weight_to_int4pack.default")
 def convert_weight_to_int4pack(self, innerKTiles):
-    """(N, K / 2) bytes of two numbers each, the earlier one in the upper half, in the shape that PyTorch gives packed
-    weights. What is where inside is a device's own matter: here row after row, so packing moves nothing."""
-    rows, columns = self.shape
-    words = lax.bitcast_convert_type(self.reshape(rows, columns // 4, 4), jnp.int32)
-    return words.reshape(rows // 8, 2 * columns // (16 * innerKTiles), 32, innerKTiles // 2)
+    """Bytes (N, K / 2) of two numbers of 0 to 15 each, the earlier one in the upper half, in the shape that PyTorch
+    gives packed weights. What is where inside is a device's own matter: here what `int4_mm` takes, row after row."""
+    rows, half = self.shape
+    packed = (self ^ 0x88).T  # q - 8 in two's complement
+    words = lax.bitcast_convert_type(packed.reshape(half, rows // 4, 4), jnp.int32)
+    return words.reshape(rows // 8, 2 * half // (16 * innerKTiles), 32, innerKTiles // 2)
 
 
 @lowering("aten._weight_int4pack_mm.default")
@@ -64,17 +111,11 @@ def weight_int4pack_mm(self, mat2, qGroupSize, qScaleAndZeros):
     """self (M, K) times packed numbers q of 0 to 15, weight = (q - 8) * scale + zero, with scale and zero
     (K / group, N, 2) for each group of columns."""
     rows, columns = 8 * mat2.shape[0], self.shape[1]
-    packed = lax.bitcast_convert_type(mat2.reshape(rows, columns // 8), jnp.uint8).reshape(rows, columns // 2)
-
-    def widen(part, dtype):
-        values, scales = part
-        q = jnp.stack([values >> 4, values & 15], -1).astype(jnp.int8) - 8
-        q = q.reshape(len(values), columns // qGroupSize, qGroupSize).astype(dtype)
-        weight = q * scales[..., :1].astype(dtype) + scales[..., 1:].astype(dtype)
-        return weight.reshape(len(values), columns).T
-
-    product = _by_rows_of_weights(self, widen, rows, packed, qScaleAndZeros.transpose(1, 0, 2))
-    return product.astype(self.dtype)
+    packed = lax.bitcast_convert_type(mat2.reshape(columns // 2, rows // 4), jnp.int8).reshape(columns // 2, rows)
+    zeros = qScaleAndZeros[..., 1].astype(jnp.float32)
+    sums = self.astype(jnp.float32).reshape(self.shape[0], -1, qGroupSize).sum(2)
+    product = int4_mm(self.astype(jnp.float32), packed, qScaleAndZeros[..., 0].astype(jnp.float32))
+    return (product + matmul(sums, zeros)).astype(self.dtype)
 
 
 def _scale(scale):

@@ -70,7 +70,7 @@ class Int8DynamicLinear(Int8Linear):
 
 
 class Int4Linear(_Linear):
-    """weight: int8 (out_features, in_features / 2), two numbers a byte; weight_scale: (out_features, groups)."""
+    """weight: int8 (in_features / 2, out_features), two numbers a byte; weight_scale: (groups, out_features)."""
 
     def quantize_(self, group_size: int) -> None:
         weight, scale = numbers.to_int4(self.weight.detach(), group_size)
@@ -79,17 +79,11 @@ class Int4Linear(_Linear):
     def floats(self) -> Tensor:
         return numbers.from_int4(self.weight, self.weight_scale)
 
-    def takes(self, x: Tensor) -> bool:
-        return super().takes(x) and x.device.type == "tpu"  # how other devices pack is theirs
-
     def product(self, x: Tensor) -> Tensor:
-        packed = torch.ops.aten._convert_weight_to_int4pack(self.weight.view(torch.uint8), 2)
-        scale = self.weight_scale.to(x.dtype).t()
-        zeros = torch.stack([scale, torch.zeros_like(scale)], -1)
-        return torch.ops.aten._weight_int4pack_mm(x, packed, self.in_features // scale.shape[0], zeros)
+        return torch.ops.tpu.int4_mm(x, self.weight, self.weight_scale)
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + f", weight=int4, group_size={self.in_features // self.weight_scale.shape[1]}"
+        return super().extra_repr() + f", weight=int4, group_size={self.in_features // self.weight_scale.shape[0]}"
 
 
 class Int8Embedding(nn.Embedding):

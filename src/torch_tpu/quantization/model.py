@@ -22,8 +22,8 @@ def quantize(model: nn.Module, mode: str = "int8", *, group_size: int = 64, embe
         model: any module. Only layers whose class is `nn.Linear` itself are changed.
         mode: "int8": int8 weights with a scale for each output, activations stay as they are. "int8_dynamic": the
             activations become int8 as well, with a scale for each row, at each call. "int4": weights of four bits with
-            a scale for each `group_size` inputs; layers that do not divide (inputs by the group, outputs by 8) and the
-            output layer become int8.
+            a scale for each `group_size` inputs; layers whose inputs that does not divide, and the output layer, become
+            int8.
         embeddings: embeddings become int8 with a scale for each row too. A layer that shares its weight with one (a
             tied lm_head) then goes on sharing it. Without, such a layer gets an int8 copy of its own, and the
             embedding keeps its floats.
@@ -79,7 +79,7 @@ def target(layer: nn.Module, mode: str, group_size: int, int8: bool) -> type[nn.
     if isinstance(layer, nn.Embedding):
         return Int8Embedding
     assert isinstance(layer, nn.Linear)
-    if mode == "int4" and (int8 or layer.in_features % group_size or layer.in_features % 32 or layer.out_features % 8):
+    if mode == "int4" and (int8 or layer.in_features % group_size):
         return Int8Linear
     return _LINEAR[mode]
 
@@ -102,15 +102,14 @@ def dequantize(model: nn.Module) -> nn.Module:
     """Makes the quantized layers floating-point layers again, in place, with the weights that the integers stand for.
     Layers that share a weight go on sharing it."""
     done: dict[int, tuple[Any, nn.Parameter]] = {}
-    layer: Any
-    for layer in model.modules():
-        if isinstance(layer, QUANTIZED):
-            before = layer.weight  # kept in `done`, so that no other parameter gets its id
-            if id(before) not in done:
-                done[id(before)] = before, nn.Parameter(layer.floats(), requires_grad=False)
-            del layer.weight_scale
-            layer.weight = done[id(before)][1]
-            layer.__class__ = nn.Embedding if isinstance(layer, nn.Embedding) else nn.Linear
+    quantized: list[Any] = [layer for layer in model.modules() if isinstance(layer, QUANTIZED)]
+    for layer in quantized:
+        before = layer.weight  # kept in `done`, so that no other parameter gets its id
+        if id(before) not in done:
+            done[id(before)] = before, nn.Parameter(layer.floats().contiguous(), requires_grad=False)
+        del layer.weight_scale
+        layer.weight = done[id(before)][1]
+        layer.__class__ = nn.Embedding if isinstance(layer, nn.Embedding) else nn.Linear
     return model
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..eager import int4_matmul
+
 
 def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(N, K) floats as int8 (N, K) of -127 to 127 and a scale (N,) for each row, of the weight's dtype.
@@ -22,26 +24,19 @@ def from_int8(weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def to_int4(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """(N, K) floats as bytes (N, K / 2), two numbers of -8 to 7 in each (plus 8, the earlier one in the upper half),
-    and a scale (N, K / group_size), of the weight's dtype, for each group of columns.
-
-    The bytes are int8, since code of models that looks at a weight's dtype (T5's) knows that one as no dtype to compute
-    in.
-    """
+    """(N, K) floats as int8 (K / 2, N), two numbers of -8 to 7 a byte (the earlier one in the upper half), and a scale
+    (K / group_size, N), of the weight's dtype, for each group of inputs: what `tpu::int4_mm` takes."""
     rows, columns = weight.shape
     groups = weight.float().reshape(rows, columns // group_size, group_size)
     scale = (groups.abs().amax(2) / 7).to(weight.dtype)
     divisor = torch.where(scale == 0, 1.0, scale.float())
-    q = ((groups / divisor[..., None]).round().clamp(-8, 7) + 8).to(torch.uint8).reshape(rows, columns // 2, 2)
-    return ((q[..., 0] << 4) | q[..., 1]).view(torch.int8), scale
+    q = (groups / divisor[..., None]).round().clamp(-8, 7).to(torch.int8).reshape(rows, columns // 2, 2)
+    return ((q[..., 0] << 4) | (q[..., 1] & 15)).t().contiguous(), scale.t().contiguous()
 
 
 def from_int4(weight: Tensor, scale: Tensor) -> Tensor:
-    """The floats that `to_int4` stands for, in the scale's dtype."""
-    rows, half = weight.shape
-    weight = weight.view(torch.uint8)
-    q = torch.stack([weight >> 4, weight & 15], -1).to(scale.dtype) - 8
-    return (q.reshape(rows, scale.shape[1], -1) * scale[..., None]).reshape(rows, 2 * half)
+    """The floats (N, K) that `to_int4` stands for, in the scale's dtype."""
+    return int4_matmul.floats(weight, scale).t()
 
 
 def rows_to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
