@@ -29,7 +29,8 @@ TORCH_NAMES = [
     "accelerator.current_stream", "accelerator.set_stream", "accelerator.set_device_index",
     "_tensor_str._tensor_str", "Tensor.__dlpack__", "Tensor.__dlpack_device__", "Tensor._use_count",
     "nn.Module._apply", "nn.RNNBase._init_flat_weights", "__future__.set_swap_module_params_on_conversion",
-    "utils.swap_tensors", "library.fallthrough_kernel", "set_autocast_dtype",
+    "_C._current_autograd_node", "autograd._get_sequence_nr", "utils.swap_tensors", "library.fallthrough_kernel",
+    "set_autocast_dtype",
 ]
 
 

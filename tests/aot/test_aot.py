@@ -50,6 +50,35 @@ def test_the_report_adds_up():
     assert "fits            yes" in str(made) and "host transfers  none" in str(made)
 
 
+def test_what_is_in_memory_has_the_names_of_modules():
+    model = torch.nn.Sequential(torch.nn.Linear(256, 8192), torch.nn.GELU(), torch.nn.Linear(8192, 256)).to("meta")
+    given = torch.empty(16384, 256)
+    report = aot.compile(model, (given, given), train=True, loss=torch.nn.functional.mse_loss).report
+    largest = report.temporaries[0]
+    assert largest.nbytes == 4 * 16384 * 8192 and largest.module in "012"
+    assert {"0", "2"} <= set(report.traffic_of) and sum(report.traffic_of.values()) <= report.hbm_traffic
+    assert report.parts.keys() == {"weights", "optimizer state", "inputs"}
+    assert report.parts["optimizer state"] == pytest.approx(2 * report.parts["weights"], rel=0.01)
+    assert f"f32[16384, 8192] 512.00 MiB {largest.module} (" in str(report)
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_keys_and_values_of_different_sizes(kind):
+    """Multi-head latent attention: a static cache of 48 numbers a key and 32 a value."""
+    from transformers import DeepseekV3Config
+
+    settings = DeepseekV3Config(
+        vocab_size=500, hidden_size=128, intermediate_size=256, moe_intermediate_size=64, num_hidden_layers=2,
+        first_k_dense_replace=1, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, n_group=2,
+        num_experts_per_tok=2, topk_group=1, kv_lora_rank=24, q_lora_rank=48, qk_rope_head_dim=16, qk_nope_head_dim=32,
+        v_head_dim=32)
+    program = models.program(models.model(settings, torch.bfloat16), kind, SHAPE)
+    widths = {each.name.rpartition(".")[2]: each.shape[-1] for each in program.arguments if ".layers.0." in each.name
+              and each.name.endswith((".keys", ".values"))}
+    assert set(widths) == {"keys", "values"} and widths["keys"] != widths["values"]
+    _compile(program, ("v5e-1",))
+
+
 def test_a_large_product_is_bound_by_compute():
     square = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
     report = aot.compile(torch.matmul, (square, square), "v5e-1").report
@@ -61,7 +90,7 @@ def test_what_does_not_fit_is_reported():
     report = aot.compile(model, torch.empty(1, 100_000, dtype=torch.bfloat16, device="meta"), "v5e-1").report
     assert not report.fits and report.lacking == "HBM"
     assert re.fullmatch(r"it needs 18\.\d\d GiB of HBM, and 15\.75 GiB are there", report.problem)
-    assert report.advice == ("4 chips (v5e-4, tp=4: about 4.67 GiB each)", "a chip with more HBM (v4: 30.75 GiB)",
+    assert report.advice == ("4 chips (v5e-4, tp=4: about 4.66 GiB each)", "a chip with more HBM (v4: 30.75 GiB)",
                              "weights of 8 bits (9.31 GiB less)")
     assert "NO" in str(report) and "to make it fit  4 chips" in str(report)
     assert report.largest[0].name == "weight" and report.peak_bytes is None
@@ -320,6 +349,14 @@ def test_a_training_step_over_eight_chips():
     assert any(each.kind in ("all-reduce", "reduce-scatter") for each in made.report.collectives)
     assert any(each.kind == "all-gather" for each in made.report.collectives)
     assert made.report.alias_bytes > 0 and made.executable
+
+
+def test_attention_that_would_be_a_kernel_on_one_chip_is_divided():
+    """XLA cannot divide a Pallas kernel."""
+    given = tuple(torch.empty(4, 16, 1024, 64, dtype=torch.bfloat16) for _ in range(3))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    assert b"tpu_custom_call" in aot.trace(attention, given).module
+    assert b"tpu_custom_call" not in aot.trace(attention, given, mesh={"dp": 4}).module
 
 
 def test_meshes_that_do_not_fit():

@@ -66,6 +66,30 @@ def test_cycles_and_fusions():
     assert module.fusions() == 2
 
 
+TEMPORARIES = """ENTRY %main (a: f32[1000,128]) -> f32[8,128] {
+  %a = f32[1000,128]{1,0:T(8,128)} parameter(0), metadata={op_name="arrays[0]"}
+  %begun = (f32[1000,128]{1,0:T(8,128)S(1)}, f32[1000,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%a)
+  %near = f32[1000,128]{1,0:T(8,128)S(1)} copy-done(%begun)
+  %one = f32[1001,100]{1,0:T(8,128)} dot(%near, %a), metadata={op_name="jit(program)/model.layers.0.mlp/dot_general"}
+  %two = f32[1001,100]{1,0:T(8,128)} dot(%one, %a), metadata={op_name="jit(program)/model.layers.17.mlp/dot_general"}
+  %copied = f32[500,128]{1,0:T(8,128)} copy(%two)
+  %near2 = f32[8,128]{1,0:T(8,128)S(1)} add(%one, %two), metadata={op_name="jit(program)/jit(_where)/add"}
+  ROOT %out = f32[8,128]{1,0:T(8,128)} add(%near2, %near2), metadata={op_name="jit(program)/model.norm/add"}
+}
+"""
+
+
+def test_temporaries_have_the_names_of_modules():
+    module = hlo.Module(TEMPORARIES, ["model.embed.weight"])
+    assert module.temporaries() == [
+        hlo.Temporary("model.layers.*.mlp", "dot_general", "f32", (1001, 100), 1008 * 128 * 4, 2),
+        hlo.Temporary("model.layers.*.mlp", "copy", "f32", (500, 128), 504 * 128 * 4, 1)]
+    traffic = module.traffic_of_modules()
+    assert sum(traffic.values()) == module.traffic()
+    assert list(traffic) == ["model.layers.*.mlp", "", "model.embed", "model.norm"]
+    assert traffic["model.embed"] == 1000 * 128 * 4 and traffic["model.norm"] == 8 * 128 * 4
+
+
 @pytest.mark.parametrize("text, nbytes, padded", [
     ("bf16[8,64]{1,0:T(8,128)(2,1)}", 1024, 2048),
     ("bf16[8,64]{0,1:T(8,128)(2,1)}", 1024, 64 * 128 * 2),

@@ -12,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from torch_tpu import aot
 from torch_tpu.aot import fitting, overflow, topology
+from torch_tpu.runtime import errors
 
 on_linux = pytest.mark.skipif(not (sys.platform == "linux" and platform.machine() == "x86_64"),
                               reason="libtpu is for Linux on x86-64")
@@ -50,6 +51,11 @@ def test_scalars_of_a_kernel_that_are_too_many():
     report = aot.compile(double(8, 1 << 20), torch.empty(64, 4096, device="meta"), "v5e-1").report
     assert not report.fits and report.lacking == "SMEM" and "needs 4.00 MiB of SMEM" in report.problem
     assert "scalars" in report.advice[0]
+
+
+def test_a_kernel_cannot_be_divided():
+    with pytest.raises(errors.CaptureError, match="has a Pallas kernel, which XLA cannot divide among chips"):
+        aot.trace(double(8), torch.empty(64, 4096), mesh={"dp": 4})
 
 
 LISTED = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space {0}. Used 20.50G of \

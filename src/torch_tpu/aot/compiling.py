@@ -136,16 +136,15 @@ def trace(model: Callable[..., Any], example_inputs: Any = (), *, train: bool = 
     elif isinstance(model, torch.nn.Module):
         grad = torch.no_grad()
     with grad:
-        return tracing.trace(function, args, kwargs, name, held, spread)
+        return tracing.trace(function, args, kwargs, name, held, _modules((copied, args, kwargs)), spread)
 
 
 def _spreading(value: Any, mesh: Mapping[str, int], rules: Mapping[str, Any] | None,
                caches: Sequence[torch.Tensor]) -> spreading.Spreading:
-    copied, args, kwargs = value
+    _, args, kwargs = value
     found = spreading.Spreading(mesh, rules)
-    for module in (copied, *args, *kwargs.values()):
-        if isinstance(module, torch.nn.Module):
-            found.module(module)
+    for module in _modules(value):
+        found.module(module)
     for tensor in caches:
         found.cache(tensor)
     for leaf in pytree.tree_leaves((args, kwargs)):
@@ -204,14 +203,18 @@ def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (given,), {}
 
 
+def _modules(value: Any) -> list[torch.nn.Module]:
+    model, args, kwargs = value
+    return [each for each in (model, *args, *kwargs.values()) if isinstance(each, torch.nn.Module)]
+
+
 def _names(value: Any, more: dict[torch.Tensor, str]) -> dict[int, str]:
     """Names of tensors by the id of their buffers: parameters and buffers of modules, then arguments."""
-    copied, args, kwargs = value
+    _, args, kwargs = value
     found: dict[int, str] = {}
-    for module in (copied, *args, *kwargs.values()):
-        if isinstance(module, torch.nn.Module):
-            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-                found.setdefault(id(buffer.of(tensor)), name)
+    for module in _modules(value):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            found.setdefault(id(buffer.of(tensor)), name)
     leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
     for path, leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.device.type == "tpu":

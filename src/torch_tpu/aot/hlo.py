@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
@@ -129,6 +130,40 @@ class Collective:
         return self.nbytes * share * self.times * (2 if self.kind == "all-reduce" else 1)
 
 
+@dataclass(frozen=True)
+class Temporary:
+    """A value that a program keeps in HBM for a while.
+
+    Attributes:
+        module: of the model, that computes it, with * for numbers that differ; "" where there is none.
+        operation: the last step of its computation: "dot_general".
+        dtype, sizes: of the array.
+        nbytes: with whole tiles.
+        times: how many there are of this kind in the program, of which several may share memory.
+    """
+
+    module: str
+    operation: str
+    dtype: str
+    sizes: tuple[int, ...]
+    nbytes: int
+    times: int
+
+
+_ARGUMENTS = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "dynamic-update-slice", "while",
+              "conditional", "call"}
+
+
+_COPIES = {"copy", "copy-start", "copy-done", "bitcast", "get-tuple-element", "slice-start", "slice-done"}
+
+
+def named(rest: str) -> tuple[str, str]:
+    """The module that an instruction is of, and what it does, by its metadata."""
+    found = re.search(r'op_name="([^"]*)"', rest)
+    parts = [each for each in (found.group(1) if found else "").split("/") if each and not each.startswith("jit(")]
+    return "/".join(parts[:-1][:1]), parts[-1] if parts else ""
+
+
 def _group(rest: str) -> int:
     """How many chips a collective's groups have, as the compiler writes them."""
     iota = re.search(r"replica_groups=\[(?:\d+,)*(\d+)\]<=", rest)
@@ -147,13 +182,17 @@ def _group(rest: str) -> int:
 class Module:
     """A program's optimised HLO.
 
+    Args:
+        arguments: names of the parameters ("model.norm.weight"), in order.
+
     Attributes:
         computations: by name.
         entry: the one that runs.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, arguments: Sequence[str] = ()) -> None:
         self.text = text
+        self.arguments = arguments
         self.computations: dict[str, Computation] = {}
         self.entry = Computation("")
         at: Computation | None = None
@@ -198,6 +237,43 @@ class Module:
         return [f"{each.opcode} {each.name}" for _, each, _ in self.running()
                 if each.opcode in _HOST or any(shape.space == _HOST_SPACE for shape in each.shapes)]
 
+    # -- memory
+
+    def temporaries(self) -> list[Temporary]:
+        """Values in HBM that are neither arguments, results, nor written in place, the largest first; alike ones of
+        modules whose names differ in a number are one."""
+        found: dict[tuple[Any, ...], int] = {}
+        results = set(self.entry.root().operands) | {self.entry.root().name}
+        for computation, each, times in self.running():
+            if each.opcode in _ARGUMENTS or each.opcode.endswith("-start") or self._in_place(each) or \
+                    (computation is self.entry and each.name in results):
+                continue
+            module, operation = self.module_of(computation, each), named(each.rest)[1]
+            for shape in each.shapes:
+                if shape.space == 0:
+                    key = (module, operation or each.opcode, shape.dtype, shape.sizes, shape.padded())
+                    found[key] = found.get(key, 0) + times
+        return sorted((Temporary(*key, times) for key, times in found.items()), key=lambda one: -one.nbytes)
+
+    def module_of(self, computation: Computation, each: Instruction) -> str:
+        """The module that computes an instruction (of a copy: what is copied), with * for numbers; "" for none."""
+        module = named(each.rest)[0]
+        while not module and each.opcode in _COPIES and each.operands:
+            each = computation.instructions[each.operands[0]]
+            module = named(each.rest)[0]
+        if each.opcode == "parameter" and computation is self.entry and self.arguments:
+            module = self.arguments[int(each.inside)].rpartition(".")[0]
+        return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module)
+
+    def _in_place(self, each: Instruction) -> bool:
+        if each.opcode != "fusion":
+            return False
+        part = self.computations[each.called()[0]]
+        last = part.root()
+        while last.opcode in ("bitcast", "convert", "reshape") and len(last.operands) == 1:
+            last = part.instructions[last.operands[0]]
+        return last.opcode == "dynamic-update-slice"
+
     # -- between chips
 
     def collectives(self) -> list[Collective]:
@@ -235,6 +311,14 @@ class Module:
         """Bytes between HBM and the chip: operands read from it and results written to it. Slices and gathers read
         what they take, updates in place write what they change."""
         return sum(times * self._moved(computation, each) for computation, each, times in self.running())
+
+    def traffic_of_modules(self) -> dict[str, int]:
+        """`traffic` by the modules that cause it, the most first."""
+        found: dict[str, int] = {}
+        for computation, each, times in self.running():
+            module = self.module_of(computation, each)
+            found[module] = found.get(module, 0) + times * self._moved(computation, each)
+        return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
     def _moved(self, computation: Computation, each: Instruction) -> int:
         if each.opcode.endswith("-start"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,17 +102,25 @@ def static_cache(model: Any, shape: Shape) -> Any:
     from transformers import StaticCache
 
     sizes = model._get_static_cache_init_shape()
-    if sizes is None:
-        raise ValueError(f"{type(model).__name__} has keys and values of different sizes; its static cache cannot be "
-                         "made before the first call")
     cache: Any = StaticCache(config=model.config, max_cache_len=shape.cache)
-    cache.early_initialization(shape.batch, *sizes, dtype=model.dtype, device=torch.device("meta"))
+    if sizes is not None:
+        cache.early_initialization(shape.batch, *sizes, dtype=model.dtype, device=torch.device("meta"))
+    else:  # keys and values of different sizes (multi-head latent attention): the layers see them at the first call
+        _call_on_meta(model, cache, shape)
     for layer in cache.layers:
         layer.device = torch.device("tpu")
         for name, value in list(vars(layer).items()):
             if isinstance(value, torch.Tensor):
                 setattr(layer, name, _laid(value))
     return cache
+
+
+def _call_on_meta(model: Any, cache: Any, shape: Shape) -> None:
+    """A first call, of one token, that computes nothing."""
+    copied = copy.deepcopy(model).to("meta")
+    ids = _integers(shape.batch, 1)
+    with torch.no_grad():
+        copied(input_ids=ids, position_ids=ids, cache=cache)
 
 
 def _laid(value: torch.Tensor) -> torch.Tensor:

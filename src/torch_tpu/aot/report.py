@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,8 @@ class Report:
         padding_bytes: what whole tiles add to the arguments and results.
         padded: the arguments that grow most by it.
         largest: the largest arguments.
+        temporaries: the largest, with the modules that compute them.
+        traffic_of: `hbm_traffic` by modules, the most first; "" is what belongs to none, such as an optimizer.
         trace_s: seconds of capture and lowering.
         compile_s: seconds of the compiler.
         compiler_bytes: the most host memory that its process had.
@@ -82,6 +85,8 @@ class Report:
     padding_bytes: int | None = None
     padded: tuple[tuple[str, int], ...] = field(default=())
     mesh: dict[str, int] = field(default_factory=dict)
+    temporaries: tuple[hlo.Temporary, ...] = ()
+    traffic_of: dict[str, int] = field(default_factory=dict)
     collectives: tuple[hlo.Collective, ...] = ()
     exchanged_bytes: int = 0
 
@@ -100,15 +105,20 @@ class Report:
                      f"{name} {size(nbytes)}" for name, nbytes in self.parts.items()))]
         if self.fits:
             lines += [("results", f"{size(self.output_bytes)}, of which {size(self.alias_bytes)} in place"),
-                      ("temporaries", size(self.temporary_bytes)),
+                      ("temporaries", size(self.temporary_bytes) + _joined(
+                          f"{_many(each.times)}{each.dtype}{list(each.sizes)} {size(each.nbytes)} "
+                          f"{each.module or 'outside of modules'} ({each.operation})"
+                          for each in self.temporaries[:4] if each.nbytes >= 2**16)),
                       ("FLOPs", f"{self.flops:.4g}"),
                       ("HBM traffic", f"{size(self.hbm_traffic)} (XLA's \"bytes accessed\": "
-                                      f"{size(self.bytes_accessed)})"),
+                                      f"{size(self.bytes_accessed)})" + _joined(
+                                          f"{name or 'outside of modules'} {size(nbytes)}"
+                                          for name, nbytes in list(self.traffic_of.items())[:4] if nbytes >= 2**16)),
                       ("step", f"at least {seconds(self.step_s)}, bound by {self.bound}"
                        + (f"; at most {self.tokens_s:,.0f} tokens/s" if self.tokens_s is not None else "")),
                       ("kernels", f"{self.fusions:,} fusions, estimated at {self.cycles:,} cycles"),
-                      ("padding", size(self.padding_bytes) + "".join(
-                          f"; {name} +{size(extra)}" for name, extra in self.padded)),
+                      ("padding", size(self.padding_bytes) + _joined(
+                          f"{name} +{size(extra)}" for name, extra in self.padded)),
                       *([("exchanged", f"{size(self.exchanged_bytes)} sent by each chip: " + "; ".join(
                           f"{each.times} {each.kind} of {size(each.nbytes)} on {each.chips}"
                           for each in self.collectives[:4]))] if self.collectives else []),
@@ -145,7 +155,7 @@ def make(program: Program, topology: str, chips: Slice, answer: dict[str, Any], 
     if not text:
         return Report(argument_bytes=sum(each.nbytes for each in arguments),
                       **lacking(overflow.understood(answer["error"])), **common)
-    module = hlo.Module(text)
+    module = hlo.Module(text, [each.name for each in program.arguments])
     traffic = module.traffic()
     compute_s, memory_s = answer["flops"] / chip.flops, traffic / chip.bandwidth
     exchanged = tuple(sorted(module.collectives(), key=lambda each: -each.sent()))
@@ -165,12 +175,23 @@ def make(program: Program, topology: str, chips: Slice, answer: dict[str, Any], 
         collectives=exchanged, exchanged_bytes=round(sum(each.sent() for each in exchanged)),
         tokens_s=tokens / step_s if tokens is not None and step_s else None, cycles=module.cycles(),
         fusions=module.fusions(), host_transfers=tuple(module.host_transfers()),
+        temporaries=tuple(module.temporaries()[:_LARGEST]),
+        traffic_of=dict(list(module.traffic_of_modules().items())[:_LARGEST]),
         padding_bytes=sum(extra for _, extra in grown) + results, padded=tuple(worst[:3]), **fits, **common)
 
 
 def _parameters(module: hlo.Module) -> list[hlo.Shape]:
     found = [each for each in module.entry.instructions.values() if each.opcode == "parameter"]
     return [each.shapes[0] for each in sorted(found, key=lambda each: int(each.inside))]
+
+
+def _joined(parts: Iterable[str]) -> str:
+    text = "; ".join(parts)
+    return f": {text}" if text else ""
+
+
+def _many(times: int) -> str:
+    return f"{times} x " if times > 1 else ""
 
 
 def size(value: float | None) -> str:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,9 @@ from ..compile.first_run import Run
 from ..compile.step import CompiledStep
 from ..eager import dispatcher
 from ..lowering import context
-from ..runtime import dynamo_door, jax_door, partition
+from ..runtime import dynamo_door, errors, jax_door, partition
 from ..tensor import buffer
+from . import naming
 from .spreading import Spreading
 
 
@@ -74,14 +76,22 @@ class _Trace(Run):
 
     Attributes:
         known: names of tensors, by the id of their buffers.
+        naming: of modules.
         left: whether the step left tensors behind, which a second call finds.
         spreading: how tensors lie, for several chips.
     """
 
     known: dict[int, str]
+    naming: naming.Names
     spreading: Spreading | None = None
     platform = "tpu"
     left = False
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        self.recorder.scope = self.naming.current
+        with super()._around(), self.naming.watching():
+            yield
 
     def _build(self, updated: Any, outputs: Any, adopted: Any, kept: Any, grads: Any, returned: Any,
                closure: Any) -> Any:
@@ -107,11 +117,17 @@ class _Trace(Run):
         results = len(jax_door.results(made.traced))
         with dynamo_door.untraced():
             if self.spreading is None:
-                return jax_door.module_bytes(jax_door.lower(made.traced, "tpu")), (True,) * results
+                return jax_door.named_module_bytes(jax_door.lower(made.traced, "tpu")), (True,) * results
             wanted = [given[made.pins[at]] if at in made.pins else None for at in range(results)]
-            module = partition.lower(self.spreading.mesh, made.traced.jaxpr, made.avals, given, wanted, made.donate,
-                                     "tpu")
-        return jax_door.module_bytes(module), tuple(each is None for each in wanted)
+            try:
+                module = partition.lower(self.spreading.mesh, made.traced.jaxpr, made.avals, given, wanted, made.donate,
+                                         "tpu")
+            except NotImplementedError as error:
+                if "Mosaic kernels" not in str(error):
+                    raise
+                raise errors.CaptureError(f"{self.step.name} has a Pallas kernel, which XLA cannot divide among chips; "
+                                          "compile it for one chip, or without the kernel") from error
+        return jax_door.named_module_bytes(module), tuple(each is None for each in wanted)
 
     def _shardings(self, inputs: list[Any], count: int) -> list[Any]:
         """How each argument lies; None for each on one chip."""
@@ -154,13 +170,14 @@ class _Trace(Run):
 
 
 def trace(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str,
-          names: dict[int, str], spreading: Spreading | None = None, platform: str = "tpu",
-          kind: type[_Trace] = _Trace) -> Program:
+          names: dict[int, str], modules: Iterable[torch.nn.Module] = (), spreading: Spreading | None = None,
+          platform: str = "tpu", kind: type[_Trace] = _Trace) -> Program:
     """The program of a call.
 
     Args:
         function: what is called; reads and writes device tensors.
         names: of tensors, by the id of their buffers.
+        modules: whose parts are named in the program.
         spreading: how tensors lie, for several chips.
         platform: what the program is for.
         kind: how the capture ends.
@@ -173,11 +190,12 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     begin = time.perf_counter()
     runs: list[_Trace] = []
     try:
-        with context.targeting(platform):
+        with context.targeting(platform, spreading is not None):
             # A first step may set up state (SGD's momentum): the program is that of the second, which finds it.
             while not runs or (runs[0].left and len(runs) < 2):
                 run = kind(CompiledStep(function, name, {}, True), args, kwargs, flat, "")
                 run.known, run.spreading, run.platform = names, spreading, platform
+                run.naming = naming.Names(modules)
                 traced: Any = run.go()
                 runs.append(run)
     finally:

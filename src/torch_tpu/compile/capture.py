@@ -115,6 +115,7 @@ class Recorder(TorchDispatchMode):
         self.journal: list[tuple[Any, Value]] | None = None
         self.in_optimizer = False
         self.paused = False
+        self.scope: Callable[[], str] = str  # names what runs now (aot/naming.py)
         self._begin = torch_door.moment()
 
     @contextmanager
@@ -315,7 +316,7 @@ class Recorder(TorchDispatchMode):
         overlap.check(plan, given, targets)
         key = self._key(given.get("generator")) if plan.entry.random else None
         positional, named = tape.arguments(plan, given, lambda value, kind: self._argument(value, kind, plan))
-        entry = Entry(str(plan.functional), plan.entry, positional, named, where(), key)
+        entry = Entry(str(plan.functional), plan.entry, positional, named, where(), key, scope=self.scope())
         shapes = expected if expected is not None else self._shapes(entry, len(plan.functional._schema.returns))
         many = len(plan.functional._schema.returns) > 1
         results: dict[int, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +81,7 @@ class Entry:
     made: list[Value] = field(default_factory=list)
     select: bool = False  # keeps the old value (second argument) where the first is true, else takes the third
     collective: Collective | None = None  # instead of a lowering
+    scope: str = ""  # a name for what it computes, in the program's metadata
 
     def reads(self) -> list[Read]:
         found: list[Read] = []
@@ -297,7 +299,8 @@ class Tape:
 
             for entry in entries:
                 try:
-                    self._run(entry, at, array, tensor, number, keys, scope)
+                    with jax.named_scope(entry.scope) if entry.scope else nullcontext():
+                        self._run(entry, at, array, tensor, number, keys, scope)
                 except (TypeError, ValueError, IndexError, NotImplementedError) as error:
                     raise RuntimeError(f"lowering {entry.name}, called at {entry.where}, failed: "
                                        f"{type(error).__name__}: {error}") from error

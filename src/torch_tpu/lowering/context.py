@@ -21,17 +21,27 @@ def key() -> tuple[object, ...]:
 
 
 _target = ""
+_divided = False
 
 
 @contextmanager
-def targeting(platform_name: str) -> Iterator[None]:
-    """Programs traced inside are for this platform, whatever runs the device of this process."""
-    global _target
-    before, _target = _target, platform_name
+def targeting(platform_name: str, divided: bool = False) -> Iterator[None]:
+    """Programs traced inside are for this platform, whatever runs the device of this process.
+
+    Args:
+        divided: XLA will divide them among several chips.
+    """
+    global _target, _divided
+    before, (_target, _divided) = (_target, _divided), (platform_name, divided)
     try:
         yield
     finally:
-        _target = before
+        _target, _divided = before
+
+
+def divided() -> bool:
+    """Whether XLA divides programs among several chips: it cannot divide Pallas kernels."""
+    return _divided or partition.current is not None
 
 
 def platform_name() -> str:

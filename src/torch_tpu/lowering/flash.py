@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..runtime import jax_door, pallas_door, partition
+from ..runtime import jax_door, pallas_door
 from . import context
 
 _ROWS, _KEYS = 512, 512  # of a block of scores: 1 MiB in float32
@@ -56,7 +56,7 @@ def serves(query, key, value, attn_mask, keep, grad_mask=False) -> bool:
     """Whether the program is for a TPU, and the scores are so many that they would go through its memory."""
     if context.platform_name() != "tpu" or keep is not None or grad_mask or query.dtype not in _TYPES:
         return False
-    if partition.current is not None or query.shape[-2] < _LANES:
+    if context.divided() or query.shape[-2] < _LANES:
         return False  # XLA does not divide a kernel among chips; few rows have few scores for each key that is read
     if query.dtype != key.dtype or query.ndim < 3 or max(query.shape[-1], value.shape[-1]) > 256:
         return False

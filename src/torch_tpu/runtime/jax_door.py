@@ -21,6 +21,7 @@ from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jax._src import sharding as _sharding
 from jax._src import sharding_impls as _sharding_impls
+from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lax import lax as _lax
@@ -137,6 +138,11 @@ def module_bytes(module: Any) -> bytes:
     return str(module.operation.get_asm(enable_debug_info=False)).encode()
 
 
+def named_module_bytes(module: Any) -> bytes:
+    """The module as text with source locations, which hold the names of scopes."""
+    return str(module.operation.get_asm(enable_debug_info=True)).encode()
+
+
 def parse_module(exported: bytes) -> Any:
     """The MLIR module of a portable artifact, as jax.export serialises it."""
     with _mlir.make_ir_context():
@@ -244,7 +250,9 @@ def is_literal(atom: Any) -> bool:
 def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     """Inside a trace: the results of one equation of a jaxpr."""
     primitive = equation.primitive
-    with equation.ctx.manager:
+    source = equation.source_info
+    names = _source_info.current_name_stack() + source.name_stack
+    with equation.ctx.manager, _source_info.user_context(source.traceback, name_stack=names):
         made = primitive.bind(*values, **primitive.get_bind_params(equation.params))
     return list(made) if primitive.multiple_results else [made]
 
