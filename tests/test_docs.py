@@ -18,7 +18,7 @@ import pytest
 import pages
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
-NOT_RUN = {"installs packages": 2, "needs several hosts": 1, "sets up an environment for these tests": 1,
+NOT_RUN = {"installs packages": 3, "needs several hosts": 1, "sets up an environment for these tests": 1,
            "runs tests of this repository": 1}
 """What no test machine does, and how many blocks there are of it: a new one is counted here."""
 
@@ -160,6 +160,24 @@ def test_what_is_not_run_is_counted():
     counted = Counter(block.marks["not run"] for block in BLOCKS if "not run" in block.marks)
     where = [f"{block.name}: {block.marks['not run']}" for block in BLOCKS if "not run" in block.marks]
     assert counted == NOT_RUN, f"blocks that no test runs have changed: {where}"
+
+
+def test_the_site_is_built_without_warnings(tmp_path):
+    """Also: nothing is fetched from elsewhere, and Arabic reads from the right, except pages in English."""
+    if find_spec("mkdocs") is None or find_spec("mkdocs_static_i18n") is None:
+        pytest.skip("the extra [docs] is not installed")
+    ended = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+                           cwd=pages.ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, text=True, timeout=300, check=False)
+    assert ended.returncode == 0 and "WARNING" not in ended.stdout, ended.stdout
+    for page in pages.pages()[1:]:
+        for language in ("", *pages.TRANSLATIONS):
+            built = tmp_path / language / ("" if page.stem == "index" else page.stem) / "index.html"
+            html = built.read_text()
+            assert not re.findall(r"""<(?:script|link|img)[^>]*(?:src|href)=["']?https?://(?!localhost)[^>]*>""", html)
+            assert ('<body dir="rtl"' in html) == (language == "ar"), built
+            only_english = language != "" and not page.with_suffix(f".{language}.md").exists()
+            assert ('<div dir="ltr" lang="en">' in html) == only_english, built
 
 
 TRANSLATED = [page for page in pages.pages() if page.name in ("index.md", "guide.md")]
