@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import flash
+from . import context, flash
 from .matmul import accumulator, dot
 from .table import lowering
 
@@ -60,29 +60,57 @@ def _scores(q, k, mask, scale, is_causal, first_row):
     scores = _product(q, k, 3)
     scores = scores * jnp.asarray(scale, scores.dtype)
     if is_causal:
-        rows = first_row + lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 0)
-        scores = jnp.where(rows >= lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 1), scores, -jnp.inf)
+        scores = jnp.where(_causal(scores.shape, first_row), scores, -jnp.inf)
     if mask is not None:
         scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask.astype(scores.dtype)
     return scores
 
 
-def _finite(peak):
-    """Rows without any key: subtract 0, so that they become zeros and not NaN."""
-    return jnp.where(jnp.isneginf(peak), jnp.zeros((), peak.dtype), peak)
+def _added(mask):
+    """What a mask adds to the scores: finite, so that rows without any key give no NaN."""
+    wide = jnp.float32 if mask.dtype == bool else jnp.promote_types(jnp.float32, mask.dtype)
+    low = jnp.asarray(jnp.finfo(jnp.float32).min, wide)
+    return jnp.where(mask, jnp.zeros((), wide), low) if mask.dtype == bool else jnp.maximum(mask.astype(wide), low)
+
+
+def _seen(mask, shape, is_causal, first_row):
+    """(1 or B, 1 or K, 1 or G, 1 or Lq, 1): rows that see a key; the others become zeros."""
+    given = mask if mask.dtype == bool else ~jnp.isneginf(mask)
+    if is_causal:
+        given = given & _causal(shape, first_row)
+    return jnp.any(given, -1, keepdims=True)
+
+
+def _finite(logsumexp):
+    """Of rows without any key: subtract 0, so that their weights become zeros and not NaN."""
+    return jnp.where(jnp.isneginf(logsumexp), jnp.zeros((), logsumexp.dtype), logsumexp)
+
+
+def _causal(shape, first_row):
+    """(Lq, Lk): which keys a row sees."""
+    rows = first_row + lax.broadcasted_iota(jnp.int32, shape[-2:], 0)
+    return rows >= lax.broadcasted_iota(jnp.int32, shape[-2:], 1)
 
 
 def _attend(q, k, v, mask, keep, dropout_p, is_causal, scale, first_row):
-    scores = _scores(q, k, mask, scale, is_causal, first_row)
-    peak = _finite(jnp.max(scores, -1, keepdims=True, initial=-jnp.inf))
+    scores = _scores(q, k, None if mask is None else _added(mask), scale, is_causal, first_row)
+    # With a mask that is added, the plain maximum, and weights divided before their product, XLA:TPU makes one fusion
+    # of the scores' product, maximum, exponential and sum, and keeps the scores out of HBM.
+    peak = jnp.max(scores, -1, keepdims=True)
     weights = jnp.exp(scores - peak)
     total = jnp.sum(weights, -1, keepdims=True)
     logsumexp = (peak + jnp.log(total))[..., 0]
     if keep is not None:
         weights = jnp.where(keep, weights, jnp.zeros((), weights.dtype)) / (1 - dropout_p) if dropout_p < 1 \
             else jnp.zeros_like(weights)
-    out = _product(weights.astype(v.dtype), v, 2)
-    return out / jnp.where(total == 0, jnp.ones((), total.dtype), total), logsumexp
+    if context.platform_name() == "tpu":
+        out = _product((weights / total).astype(v.dtype), v, 2)
+    else:
+        out = _product(weights.astype(v.dtype), v, 2) / total
+    if mask is None:
+        return out, logsumexp
+    seen = _seen(mask, scores.shape, is_causal, first_row)
+    return jnp.where(seen, out, jnp.zeros((), out.dtype)), jnp.where(seen[..., 0], logsumexp, -jnp.inf)
 
 
 def _gradients(grad, q, k, v, out, logsumexp, mask, keep, dropout_p, is_causal, scale, first_row):
