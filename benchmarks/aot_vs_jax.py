@@ -1,8 +1,9 @@
 """Ours against a decoder written by hand in JAX (jax_decoder.py), both compiled by libtpu for chips that are not here:
-the Qwen3 shape of inference.py in bfloat16, batch 1, prefill of 512 tokens and decode over a static cache of 1,024.
+the Qwen3 shape of inference.py in bfloat16, batch 1, prefill of 512 tokens and decode over a static cache of 1,024;
+and a training step (AdamW) on 4 sequences of 512 tokens.
 Prints a Markdown table of what the compiler and its program say, and of the ratios (ours over JAX's).
 
-    python benchmarks/aot_vs_jax.py [--topology v5e-1 v6e-1] [--program decode prefill] [--rows 1 4 8 16] [--hlo FOLDER]
+    python benchmarks/aot_vs_jax.py [--topology v5e-1 v6e-1] [--program decode prefill train] [--rows 8] [--hlo FOLDER]
 
 `--rows`: ours with products of fewer rows padded to so many (TORCH_TPU_MATMUL_ROWS); JAX's rows are as they are. Needs
 libtpu, no chip.
@@ -29,7 +30,7 @@ from torch_tpu import aot
 from torch_tpu.aot import models, tracing, weightless
 from torch_tpu.lowering import context
 
-CACHE, PROMPT = 1024, 512
+CACHE, PROMPT, BATCH = 1024, 512, 4
 FIGURES = ("flops", "hbm_traffic", "bytes_accessed", "temporary_bytes", "peak_bytes", "fusions", "cycles", "step_s")
 
 
@@ -41,6 +42,9 @@ def settings() -> Any:
 def ours(config: Any, tokens: int) -> tracing.Program:
     """The next token of the model of Transformers, as inference.py runs it."""
     model = models.model(config, torch.bfloat16)
+    if tokens == BATCH * PROMPT:
+        ids = weightless.tensor((BATCH, PROMPT), torch.int64)
+        return aot.trace(model.train(), {"input_ids": ids, "labels": ids, "use_cache": False}, train=True, name="ours")
     cache = models.static_cache(model, models.Shape(cache=CACHE))
 
     def step(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> Any:
@@ -52,18 +56,26 @@ def ours(config: Any, tokens: int) -> tracing.Program:
 
 
 def theirs(config: Any, tokens: int) -> tracing.Program:
-    """jax_decoder.forward, with its cache donated."""
+    """The functions of jax_decoder.py: the cache, or parameters and moments, donated."""
     def like(shape: Any, kind: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(tuple(shape), kind)
 
     state = models.model(config, torch.bfloat16).state_dict()
     weights = {name: like(value.shape) for name, value in state.items() if name != "lm_head.weight"}
+    count = like((), jnp.int32)
+    if tokens == BATCH * PROMPT:
+        step = functools.partial(jax_decoder.training_step, config)
+        return lowered(step, (weights, weights, weights, count, like((BATCH, PROMPT), jnp.int32)), (0, 1, 2, 3))
     rows = like((config.num_key_value_heads, CACHE, config.head_dim))
-    given = (weights, like((tokens,), jnp.int32), like((), jnp.int32), [(rows, rows)] * config.num_hidden_layers)
-    step = jax.jit(functools.partial(jax_decoder.forward, config), donate_argnums=(3,), keep_unused=True)
+    given = (weights, like((tokens,), jnp.int32), count, [(rows, rows)] * config.num_hidden_layers)
+    return lowered(functools.partial(jax_decoder.forward, config), given, (3,))
+
+
+def lowered(function: Any, given: tuple[Any, ...], donated: tuple[int, ...]) -> tracing.Program:
+    step = jax.jit(function, donate_argnums=donated, keep_unused=True)
     module = step.trace(*given).lower(lowering_platforms=("tpu",)).as_text()
     arguments = [tracing.Argument(jax.tree_util.keystr(path), leaf.shape, leaf.dtype.name,
-                                  leaf.size * leaf.dtype.itemsize, path[0].idx == 3)
+                                  leaf.size * leaf.dtype.itemsize, path[0].idx in donated)
                  for path, leaf in jax.tree_util.tree_leaves_with_path(given)]
     return tracing.Program("jax", module.encode(), tuple(arguments), 0.0)
 
@@ -77,14 +89,15 @@ def shown(name: str, value: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topology", nargs="+", default=["v5e-1", "v6e-1"])
-    parser.add_argument("--program", nargs="+", default=["decode", "prefill"], choices=["decode", "prefill"])
+    parser.add_argument("--program", nargs="+", default=["decode", "prefill", "train"],
+                        choices=["decode", "prefill", "train"])
     parser.add_argument("--rows", nargs="+", type=int, default=[8])
     parser.add_argument("--hlo", type=Path, help="a folder for the optimised HLO and the StableHLO")
     args = parser.parse_args()
     config = settings()
     print(f"| program | topology | peer | {' | '.join(FIGURES)} |\n|{'---|' * (3 + len(FIGURES))}", flush=True)
     for kind in args.program:
-        tokens = PROMPT if kind == "prefill" else 1
+        tokens = {"decode": 1, "prefill": PROMPT, "train": BATCH * PROMPT}[kind]
         programs = {"jax": theirs(config, tokens)}
         for rows in args.rows:
             os.environ["TORCH_TPU_MATMUL_ROWS"] = str(rows)
