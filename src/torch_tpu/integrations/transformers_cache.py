@@ -1,8 +1,10 @@
-"""Transformers' caches (tried on 5.24.0) where they name CUDA: offloaded caches, and the size of the paged one."""
+"""Transformers' caches where they name CUDA (tried on 5.20.2, 5.22.2, 5.24.0, 5.25.0): offloaded ones, and the paged one's
+size."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -11,12 +13,14 @@ import torch
 from ..runtime import platform
 from . import on_import
 
+_MEMORY = "get_device_and_memory_breakdown"
 VIRTUAL_SHARE = 4  # a paged cache may take one part in so many of a virtual chip's free memory, which is the host's
 
 
 def install() -> None:
     on_import.after("transformers.cache_utils", _offloaded)
     on_import.after("transformers.generation.utils", _no_program)
+    on_import.after("transformers.generation.continuous_batching.requests", _memory_before)
     on_import.after("transformers.generation.continuous_batching.utils", _memory)
 
 
@@ -70,7 +74,16 @@ def _no_program(module: ModuleType) -> None:
     mixin._valid_auto_compile_criteria = _valid_auto_compile_criteria
 
 
+def _memory_before(module: ModuleType) -> None:
+    """Transformers before 5.22 has the function here; later ones have one that says where it went."""
+    theirs = getattr(module, _MEMORY, None)
+    if theirs is not None and "cuda" in theirs.__code__.co_names:
+        _memory(module)
+
+
 def _memory(module: ModuleType) -> None:
+    if not hasattr(module, _MEMORY) and hasattr(sys.modules.get(module.__name__.replace("utils", "requests")), _MEMORY):
+        return  # the one above
     theirs = module.get_device_and_memory_breakdown
 
     @functools.wraps(theirs)

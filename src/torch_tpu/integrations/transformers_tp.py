@@ -1,4 +1,4 @@
-"""Tensor parallelism of Transformers (tried on 5.24.0) where the number of ranks does not divide the attention's heads.
+"""Tensor parallelism of Transformers (tried on 5.24.0 and 5.25.0) where the ranks do not divide the heads of attention.
 Transformers would cut through a head and fail.
 
 Key/value heads that do not divide: every rank keeps the key and value projections whole and computes the heads that
@@ -23,6 +23,7 @@ from . import on_import
 KEY_VALUE, QUERY, OUTPUT = "tpu_kv_heads", "tpu_query_heads", "tpu_output_heads"
 _THEIRS = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
 _EMPTY = -1
+TPU = torch.device("tpu")
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,28 @@ def _of(module: Any, mesh: Any) -> tuple[_Attention, Heads]:
     return found, local_heads(found.query, found.kv, mesh.size(), mesh.get_local_rank())
 
 
+def _refuse(mixin: Any) -> None:
+    """Transformers before 5.23 has no plan of concrete modules to change; it would cut through a head and fail."""
+    theirs = mixin.maybe_distribute_model.__func__
+
+    @functools.wraps(theirs)
+    def maybe_distribute_model(cls: Any, model: Any, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
+        ranks = getattr(distributed_config, "tp_size", None) or 1
+        config = model.config.get_text_config()
+        for name in ("num_attention_heads", "num_key_value_heads"):
+            heads = getattr(config, name, None)
+            if isinstance(heads, int) and heads % ranks and torch.accelerator.current_accelerator() == TPU:
+                raise ValueError(f"tp_size={ranks} does not divide {name}={heads} of {type(model).__name__}; torch_tpu "
+                                 "spreads such heads with Transformers 5.23 or newer: update it, or choose a tp_size "
+                                 "that divides them")
+        return theirs(cls, model, distributed_config, *args, **kwargs)
+
+    mixin.maybe_distribute_model = classmethod(maybe_distribute_model)
+
+
 def _adapt(module: ModuleType) -> None:
+    if not hasattr(module.DistributedMixin, "_resolve_parallel_plans"):
+        return _refuse(module.DistributedMixin)
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
     from transformers.distributed import tensor_parallel
     from transformers.distributed.parallel_utils import _AllReduceBackward
