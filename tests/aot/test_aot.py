@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_reported():
     report = aot.compile(model, torch.empty(1, 100_000, dtype=torch.bfloat16, device="meta"), "v5e-1").report
     assert not report.fits and report.lacking == "HBM"
     assert re.fullmatch(r"it needs 18\.\d\d GiB of HBM, and 15\.75 GiB are there", report.problem)
-    assert report.advice == ("4 chips (v5e-4, tp=4: about 4.66 GiB each)", "a chip with more HBM (v4: 30.75 GiB)",
+    assert report.advice == ("4 chips (v5e-4, tp=4: about 4.66 GiB each)", "a chip with more HBM (v4, v5p, v6e, v7x)",
                              "weights of 8 bits (9.31 GiB less)")
     assert "NO" in str(report) and "to make it fit  4 chips" in str(report)
     assert report.largest[0].name == "weight" and report.peak_bytes is None
@@ -270,10 +270,13 @@ def _check(*arguments):
 
 
 def test_check():
-    done = _check("Qwen3Config", *TINY, "--topology", "v6e-1", "--prompt", "16", "--cache", "64")
+    done = _check("Qwen3Config", *TINY, "--topology", "v6e-1", "--prompt", "16", "--cache", "64", "--price",
+                  "v6e=1.5")
     assert done.returncode == 0, done.stderr
     assert not done.stderr
-    head, _, titles, *rows = done.stdout.splitlines()
+    (head, _, titles, *rows), costs = (part.splitlines() for part in re.split(r"\n(?=\nprogram +topology +fits +\$)",
+                                                                              done.stdout))
+    assert "the cheapest that fits: v6e-1, 1.50 $ an hour" in costs
     assert head.startswith("Qwen3ForCausalLM, bfloat16,") and titles.startswith("program   topology  fits")
     assert [row.split()[:3] for row in rows] == [["prefill", "v6e-1", "yes"], ["decode", "v6e-1", "yes"]]
 
@@ -296,6 +299,7 @@ def test_check_a_folder_as_json(tmp_path):
     (["Qwen3Config", "--topology", "v5e-4", "--tp", "4", "--mesh", "tp=4"], "give one of them"),
     (["Qwen3Config", "--program", "play"], "program 'play' is not known"),
     (["Qwen3Config", "--prompt", "4096"], "longer than the cache of 1024"),
+    (["Qwen3Config", "--price", "v5e"], "as in --price v5e=1.2"),
     (["Qwen3Config", "--set", "layers"], "give FIELD=VALUE")])
 def test_wrong_checks(arguments, message):
     done = _check(*arguments)

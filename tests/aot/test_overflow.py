@@ -111,8 +111,8 @@ def advice(needed, name="v5e-1", wide=False, **held):
 
 
 def test_advice():
-    assert advice(20, weights=18) == ("4 chips (v5e-4, tp=4: about 5.00 GiB each); a chip with more HBM (v4: 30.75 GiB)"
-                                      "; weights of 8 bits (9.00 GiB less)")
+    assert advice(20, weights=18) == ("4 chips (v5e-4, tp=4: about 5.00 GiB each); a chip with more HBM (v4, v5p, v6e, "
+                                      "v7x); weights of 8 bits (9.00 GiB less)")
     assert "bfloat16 instead of float32 weights (9.00 GiB less)" in advice(20, wide=True, weights=18)
     assert "50 % of the keys and values" in advice(20, weights=10, keys_and_values=8.5)
     assert "75 % of the temporaries (17.00 GiB): a smaller batch" in advice(20, weights=3)

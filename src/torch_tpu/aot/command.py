@@ -24,6 +24,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--program", default=PROGRAMS, help="by commas: prefill, decode, train")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="change the configuration")
     parser.add_argument("--report", action="store_true", help="all that is known about each program")
+    parser.add_argument("--price", nargs="?", const="", action="append", metavar="v5e=1.2",
+                        help="what it costs, by list prices in US dollars a chip-hour, or by yours")
+    parser.add_argument("--plot", metavar="FILE", help="a picture (.svg, .png) of memory and roofline")
     parser.add_argument("--json", action="store_true", help="the reports as JSON")
 
 
@@ -41,7 +44,7 @@ def run(given: argparse.Namespace) -> int:
     import torch
 
     from ..runtime import errors
-    from . import compiling, models, topology
+    from . import compiling, models, plot, prices, topology
 
     names = given.topology.split(",")
     shape = models.Shape(given.batch, given.prompt, given.cache)
@@ -57,15 +60,18 @@ def run(given: argparse.Namespace) -> int:
                              "--cache")
         model = models.model(models.config(given.model, _changes(given.set)), getattr(torch, given.dtype))
         compiling.need_libtpu()
+        costs = prices.given(given.price) if given.price is not None else None
+        picture = plot.need(given.plot) if given.plot else None
     except (ValueError, RuntimeError) as error:
         print(f"torch-tpu: {error}", file=sys.stderr)
         return 2
     found: list[Any] = []
     failed = 0
     parameters = sum(each.numel() for each in model.parameters())
+    title = (f"{type(model).__name__}, {given.dtype}, {parameters / 1e9:.3g} G parameters; batch {shape.batch}, "
+             f"prompt {shape.prompt}, cache {shape.cache}")
     if not given.json:
-        print(f"{type(model).__name__}, {given.dtype}, {parameters / 1e9:.3g} G parameters; batch {shape.batch}, "
-              f"prompt {shape.prompt}, cache {shape.cache}\n\n{'' if given.report else _HEADER}", flush=True)
+        print(f"{title}\n\n{'' if given.report else _HEADER}", flush=True)
     for kind in kinds:
         tokens = shape.batch * (1 if kind == "decode" else shape.prompt)
         programs: dict[str, Any] = {}
@@ -91,7 +97,14 @@ def run(given: argparse.Namespace) -> int:
             elif not given.json:
                 print(_row(kind, made.report), flush=True)
     if given.json:
-        print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        print(json.dumps([_as_json(each, costs) for each in found], indent=2))
+    elif found:
+        if not given.report:
+            _advise(found)
+        if costs is not None:
+            print("\n" + "\n".join(prices.summary(found, costs)))
+    if picture is not None and found:
+        plot.draw(found, title, picture)
     return 1 if failed else 0
 
 
@@ -103,12 +116,30 @@ def _row(kind: str, report: Any) -> str:
     from .report import seconds, size
 
     line = f"{kind:<8}  {report.topology:<8}  {'yes' if report.fits else 'NO':<4}  "
-    if report.peak_bytes is None:
+    if not report.fits:
         return line + report.problem
     rate = f"{report.tokens_s:,.0f}" if report.tokens_s is not None else "-"
     return (f"{line}{size(report.peak_bytes):>10}  {size(report.hbm):>9}  {seconds(report.step_s):>14}  "
             f"{report.bound:<7}  {rate:>17}  {report.trace_s + report.compile_s:>6.1f} s"
             + (f"  {len(report.host_transfers)} host transfers" if report.host_transfers else ""))
+
+
+def _advise(reports: list[Any]) -> None:
+    """What would make those fit that do not."""
+    lines = [f"{each.name.rpartition(' ')[2]} on {each.topology}: {'; or '.join(each.advice)}"
+             for each in reports if not each.fits]
+    if lines:
+        print("\nto make it fit\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def _as_json(report: Any, costs: dict[str, float] | None) -> dict[str, Any]:
+    from . import prices
+
+    found = dataclasses.asdict(report)
+    if costs is not None:
+        cost = prices.cost(report, costs)
+        found.update(price_hour=cost.hour if cost else None, price_million_tokens=cost.million if cost else None)
+    return found
 
 
 def _mesh(text: str) -> dict[str, int] | None:

@@ -35,7 +35,7 @@ def advice(held: dict[str, int], overflow: Overflow, chips: Slice, wide: bool) -
 
     Args:
         held: `parts` of the program.
-        wide: whether there are weights of four bytes a number.
+        wide: whether most weights are float32.
     """
     if overflow.memory != "HBM" or overflow.needed is None:
         return _of_kernels(overflow)
@@ -48,10 +48,9 @@ def advice(held: dict[str, int], overflow: Overflow, chips: Slice, wide: bool) -
     if more is not None:
         found.append(f"{more} chips ({chips.chip.name}-{more // chips.chip.devices}, {split}={more}: about "
                      f"{_gib(needed * chips.devices / more)} each)")
-    others = [chip for chip in GENERATIONS.values() if needed < 0.95 * chip.hbm]
+    others = [chip.name for chip in GENERATIONS.values() if chip.hbm > hbm and needed < 0.95 * chip.hbm]
     if others:
-        least = min(others, key=lambda chip: chip.hbm)
-        found.append(f"a chip with more HBM ({least.name}: {_gib(least.hbm)})")
+        found.append(f"a chip with more HBM ({', '.join(others)})")
     if wide and weights / 2 >= over:
         found.append(f"bfloat16 instead of float32 weights ({_gib(weights / 2)} less)")
     elif not wide and not state and weights / 2 >= over:

@@ -148,7 +148,8 @@ def make(program: Program, topology: str, chips: Slice, answer: dict[str, Any], 
                                   compiler_bytes=answer["host_bytes"])
 
     def lacking(found: overflow.Overflow) -> dict[str, Any]:
-        wide = any(each.dtype == "float32" and fitting.part(each) == "weights" for each in arguments)
+        wide = sum(each.nbytes for each in arguments if each.dtype == "float32" and fitting.part(each) == "weights") \
+            > common["parts"].get("weights", 0) / 2
         return dict(fits=False, problem=found.problem, lacking=found.memory,
                     advice=fitting.advice(common["parts"], found, chips, wide))
 
