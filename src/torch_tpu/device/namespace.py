@@ -18,6 +18,7 @@ SUBMODULES = {
     "distributed": "torch_tpu.distributed",
     "memory": "torch_tpu.device.memory",
     "pallas": "torch_tpu.custom",
+    "profiler": "torch_tpu.device.profiler",
     "random": "torch_tpu.device.rng",
     "streams": "torch_tpu.device.streams",
 }
@@ -30,7 +31,6 @@ INSTEAD = {
     "make_graphed_callables": 'torch.compile(..., backend="tpu")',
     "amp": 'torch.amp.autocast("tpu") and torch.amp.GradScaler("tpu")',
     "nvtx": "torch.profiler.record_function",
-    "profiler": "torch.profiler, or jax.profiler for the chip's own trace",
     "nccl": "torch.distributed, whose backend for tpu needs no NCCL",
     "set_per_process_memory_fraction": "TORCH_TPU_VIRTUAL_HBM for virtual chips; XLA owns a real chip's memory",
     "memory_snapshot": "torch.tpu.memory_stats()",

@@ -1,4 +1,4 @@
-"""Kernels of the Hub in Transformers (tried on 5.22.2 and 5.24.0, kernels 0.17.2): says why `use_kernels=True` does
+"""Kernels of the Hub in Transformers (tried on 5.22.2 to 5.25.0, kernels 0.17.2): says why `use_kernels=True` does
 nothing, where it does nothing. The `kernels` library itself knows the device, and needs no adaptation."""
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ def _replaced(model: Any) -> int:
 def _use_kernels(module: ModuleType) -> None:
     model = module.PreTrainedModel
     theirs = model.set_use_kernels
+    by_default = hasattr(module, "_kernels_enabled")  # from 5.25, where from_pretrained switches kernels on unasked
 
     @functools.wraps(theirs)
     def set_use_kernels(self: Any, use_kernels: bool, *args: Any, **kwargs: Any) -> Any:
         if use_kernels and (problem := versions()):
-            raise ValueError(f"use_kernels=True: {problem}")
+            without = "; USE_HUB_KERNELS=0 in the environment does without kernels" if by_default else ""
+            raise ValueError(f"use_kernels=True: {problem}{without}")
         result = theirs(self, use_kernels, *args, **kwargs)
-        if use_kernels and self.device.type == "tpu" and not _replaced(self):
+        asked = use_kernels and (not by_default or kwargs.get("kernel_config", args[0] if args else None) is not None)
+        if asked and self.device.type == "tpu" and not _replaced(self):
             warnings.warn(
                 f"use_kernels=True changed no layer of {type(self).__name__}: no kernel is mapped to its layers for "
                 "device 'tpu' (Transformers' own mapping has none; XLA fuses these layers). Map yours by KernelConfig "

@@ -1,5 +1,4 @@
-"""Transformers' caches where they name CUDA (tried on 5.20.2, 5.22.2, 5.24.0, 5.25.0): offloaded ones, and the paged one's
-size."""
+"""Transformers' caches where they name CUDA (tried on 5.20.2 to 5.25.0): offloaded ones, the size of the paged one."""
 
 from __future__ import annotations
 
