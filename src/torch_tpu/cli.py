@@ -1,11 +1,11 @@
-"""torch-tpu doctor | cache | check | conformance"""
+"""torch-tpu doctor | cache | check | bench | conformance"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from . import cache_command
+from . import bench, cache_command
 from .aot import command as check_command
 from .conformance import command as conformance_command
 
@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                        help="; ".join(f"{name}: {what}" for name, what in cache_command.ACTIONS.items()))
     check_command.arguments(commands.add_parser(
         "check", help="whether a Transformers model fits on TPU chips and how fast it can be; needs no chip"))
+    bench.arguments(commands.add_parser("bench", help="how fast this machine is, on one screen for a bug report"))
     conformance = commands.add_parser("conformance", help="PyTorch's own operator tests on the device, against the CPU")
     conformance_command.arguments(conformance)
     given = parser.parse_args(arguments)
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return conformance_command.run(given)
     if given.command == "check":
         return check_command.run(given)
+    if given.command == "bench":
+        return bench.run(given)
     if given.command == "doctor":
         from . import doctor as subject
 
