@@ -7,7 +7,7 @@ from typing import Any
 from ._autoload import load as _load
 
 __version__ = "0.1.0"
-__all__ = ["from_jax", "quantize", "to_jax"]
+__all__ = ["TpuQuantConfig", "from_jax", "quantize", "to_jax"]
 
 _load()
 
@@ -18,6 +18,10 @@ def __getattr__(name: str) -> Any:
         from .quantization import quantize
 
         return quantize
+    if name == "TpuQuantConfig":
+        from .integrations import transformers_quantization
+
+        return transformers_quantization.config_class()
     if name in __all__:
         from .tensor import bridge
 

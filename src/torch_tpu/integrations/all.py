@@ -47,6 +47,7 @@ def install() -> None:
         transformers_flex,
         transformers_generate,
         transformers_mesh,
+        transformers_quantization,
         transformers_tp,
         transformers_trainer,
     )
@@ -62,5 +63,6 @@ def install() -> None:
     transformers_flex.install()
     transformers_generate.install()
     transformers_mesh.install()
+    transformers_quantization.install()
     transformers_tp.install()
     transformers_trainer.install()

@@ -27,7 +27,8 @@ def quantize(model: nn.Module, mode: str = "int8", *, group_size: int = 64, embe
         embeddings: embeddings become int8 with a scale for each row too. A layer that shares its weight with one (a
             tied lm_head) then goes on sharing it. Without, such a layer gets an int8 copy of its own, and the
             embedding keeps its floats.
-        skip: names of layers, or of modules that contain them, that stay as they are.
+        skip: names of layers, or of modules that contain them, that stay as they are: whole ones or parts between dots
+            ("lm_head", "self_attn", "layers.0").
 
     Returns:
         The same model.
@@ -36,38 +37,54 @@ def quantize(model: nn.Module, mode: str = "int8", *, group_size: int = 64, embe
         TypeError: `model` is no module.
         ValueError: the mode is unknown, nothing in the model can be quantized, or weights are offloaded.
     """
-    check(model, mode, group_size)
-    layers = list(_layers(model, embeddings, tuple(skip)))
+    layers = plan(model, mode, group_size=group_size, embeddings=embeddings, skip=skip)
     if not layers:
         raise ValueError(f"quantize: {type(model).__name__} has no nn.Linear layer to quantize (all skipped, or "
                          "already quantized); give a model whose linear layers are of torch.nn.Linear")
-    for name, layer in layers:
-        if "_old_forward" in vars(layer):  # Accelerate's hook has kept the old class's forward
+    return finish(model, mode, group_size=group_size, embeddings=embeddings, skip=skip)
+
+
+def finish(model: nn.Module, mode: str, *, group_size: int, embeddings: bool, skip: Iterable[str]) -> nn.Module:
+    """As `quantize`, where nothing may be left to do."""
+    layers = plan(model, mode, group_size=group_size, embeddings=embeddings, skip=skip)
+    modules: dict[str, Any] = dict(model.named_modules())
+    for name, _ in layers:
+        if "_old_forward" in vars(modules[name]):  # Accelerate's hook has kept the old class's forward
             raise ValueError(f"quantize: weights of {name} are dispatched or offloaded by Accelerate; load the model "
                              "on one device, or quantize it before it is dispatched")
     _no_fast_path(model)
-    output = _output_layer(model)
-    tied = {id(layer.weight) for _, layer in layers if isinstance(layer, nn.Embedding)}
-    shared = Counter(id(layer.weight) for _, layer in layers)
+    shared = Counter(id(modules[name].weight) for name, _ in layers)
     done: dict[tuple[int, bool], tuple[nn.Parameter, nn.Parameter, nn.Parameter]] = {}
-    for _, layer in layers:
+    for name, kind in layers:
+        layer = modules[name]
         before = layer.weight  # kept in `done`, so that no other parameter gets its id
-        layer.__class__ = target(layer, mode, group_size, int8=layer is output or id(before) in tied)
-        key = id(before), isinstance(layer, Int4Linear)
+        layer.__class__ = kind
+        key = id(before), kind is Int4Linear
         if key in done:
             _, layer.weight, layer.weight_scale = done[key]
             continue
         layer.quantize_(group_size)
         if shared[id(before)] > 1:
             done[key] = before, layer.weight, layer.weight_scale
-    untie(model)
+    _retie(model)
     return model
 
 
-def check(model: Any, mode: str, group_size: int) -> None:
-    """Raises what is wrong with the arguments."""
+def plan(model: Any, mode: str, *, group_size: int, embeddings: bool,
+         skip: Iterable[str]) -> list[tuple[str, type[nn.Module]]]:
+    """Names of the layers that `quantize` changes, and the classes that they get."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"quantize: expected a torch.nn.Module, got {type(model).__name__}")
+    check(mode, group_size)
+    layers = list(_layers(model, embeddings, tuple(skip)))
+    output = _output_layer(model)
+    tied = {id(layer.weight) for _, layer in layers if isinstance(layer, nn.Embedding)}
+    return [(name, target(layer, mode, group_size, int8=layer is output or id(layer.weight) in tied))
+            for name, layer in layers]
+
+
+def check(mode: str, group_size: int) -> None:
+    """Raises what is wrong with the arguments."""
     if mode not in MODES:
         raise ValueError(f"quantize: unknown mode {mode!r}; one of {', '.join(MODES)}")
     if group_size < 2 or group_size % 2:
@@ -84,12 +101,17 @@ def target(layer: nn.Module, mode: str, group_size: int, int8: bool) -> type[nn.
     return _LINEAR[mode]
 
 
-def untie(model: Any) -> None:
-    """Tells a Transformers model that its output layer no longer shares the embedding's weight, where that is so."""
+def _retie(model: Any) -> None:
+    """Tells a Transformers model what its output layer shares with the embedding: the scales too, or nothing."""
     config, output = getattr(model, "config", None), _output_layer(model)
-    if config is None or not getattr(model, "_tied_weights_keys", None) or not isinstance(output, QUANTIZED):
+    ties = getattr(model, "_tied_weights_keys", None)
+    if config is None or not isinstance(ties, dict) or not isinstance(output, QUANTIZED):
         return
     if output.weight is getattr(model.get_input_embeddings(), "weight", None):
+        model._tied_weights_keys = ties = dict(ties)  # the class has it
+        for of in (ties, model.all_tied_weights_keys):
+            more = {f"{a}_scale": f"{b}_scale" for a, b in of.items() if a.endswith(".weight")}
+            of.update({a: b for a, b in more.items() if not a.endswith("_scale_scale")})
         return
     for each in {id(c): c for c in (config, _text_config(config))}.values():
         if hasattr(each, "tie_word_embeddings"):
@@ -131,7 +153,7 @@ def _layers(model: nn.Module, embeddings: bool, skip: tuple[str, ...]) -> Iterat
     for name, layer in model.named_modules():
         if type(layer) is not nn.Linear and not (embeddings and type(layer) is nn.Embedding and layer.max_norm is None):
             continue
-        if not any(name == each or name.startswith(each + ".") or name.endswith("." + each) for each in skip):
+        if not any(f".{each}." in f".{name}." for each in skip):
             yield name, layer
 
 
