@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
@@ -242,7 +241,7 @@ class Module:
     def temporaries(self) -> list[Temporary]:
         """Values in HBM that are neither arguments, results, nor written in place, the largest first; alike ones of
         modules whose names differ in a number are one."""
-        found: dict[tuple[Any, ...], int] = {}
+        found: dict[tuple[str, str, str, tuple[int, ...], int], int] = {}
         results = set(self.entry.root().operands) | {self.entry.root().name}
         for computation, each, times in self.running():
             if each.opcode in _ARGUMENTS or each.opcode.endswith("-start") or self._in_place(each) or \

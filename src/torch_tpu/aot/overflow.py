@@ -48,7 +48,8 @@ def understood(text: str) -> Overflow:
         where = f", in {'the kernel ' if 'tpu_custom_call' in text else ''}{name}"
         return _overflow(f"scoped {_name(space)}", needed, limit, where, text)
     if found := _HBM.search(text):
-        return _overflow("HBM", *found.groups(), "", text)
+        needed, limit = found.groups()
+        return _overflow("HBM", needed, limit, "", text)
     if found := _SPACE.search(text):
         space, needed, limit = found.groups()
         name = _name(space)
