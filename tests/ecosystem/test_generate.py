@@ -56,7 +56,7 @@ def test_continuous_batching(models):
 
 
 def test_the_paged_cache_is_sized_by_the_chips_memory():
-    from transformers.generation.continuous_batching import utils
+    from transformers.generation.continuous_batching import cache
 
-    device, total, reserved, allocated = utils.get_device_and_memory_breakdown()
+    device, total, reserved, allocated = cache.get_device_and_memory_breakdown()
     assert device.type == "tpu" and allocated == reserved <= total <= torch.tpu.mem_get_info(0)[1]
