@@ -9,7 +9,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from .. import quantization
@@ -49,7 +48,7 @@ def _register(module: ModuleType) -> None:
         def __init__(self, mode: str = "int8", group_size: int = 64, embeddings: bool = False,
                      skip: list[str] | tuple[str, ...] = (), quant_method: str = METHOD) -> None:
             quantization.check(mode, group_size)
-            self.quant_method = quant_method
+            self.quant_method = quant_method  # type: ignore[assignment]
             self.mode, self.group_size, self.embeddings, self.skip = mode, group_size, embeddings, list(skip)
 
     class TpuQuantizer(HfQuantizer):
