@@ -30,6 +30,13 @@ def compiles() -> bool:
     return frames is None or (frames._stance.stance == "default" and not frames.config.disable)
 
 
+def count_graph() -> None:
+    """A graph in the place of one of Dynamo's is counted where Dynamo counts its own, for those who look there."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    if utils is not None:
+        utils.counters["stats"]["unique_graphs"] += 1
+
+
 @contextmanager
 def scaler_steps(run: Callable[..., Any]) -> Iterator[None]:
     """GradScaler decides by a value on the device whether the optimizer steps: `run(optimizer, found_inf, ...)`."""

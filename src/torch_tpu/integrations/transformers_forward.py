@@ -97,6 +97,7 @@ class Forward:
         self._hooks = _hooks(self.model)
         if any(self._hooks):
             raise _Hooked
+        compile_doors.count_graph()
         cache = self._captured.cache
         outputs = self.model(**inputs, cache=cache)
         if not isinstance(outputs, dict):
