@@ -33,6 +33,22 @@ def test_padding(setting, rows, padded, tmp_path):
     assert done.stdout.strip() == ("padded" if padded else "as it is")
 
 
+def test_the_last_row_of_many_is_not_padded(tmp_path):
+    code = """
+import torch
+from pathlib import Path
+
+a, b = torch.randn(128, 16).bfloat16(), torch.randn(16, 16).bfloat16()
+torch.tpu.compiler.dump({folder!r})
+step = torch.compile(lambda a, b: (a @ b)[-1:] @ b, backend="tpu")
+torch.testing.assert_close(step(a.to("tpu"), b.to("tpu")).cpu(), (a @ b)[-1:] @ b, rtol=2e-2, atol=2e-2)
+assert "tensor<8x16xbf16>" not in next(Path({folder!r}).glob("*.stablehlo.mlir")).read_text()
+"""
+    done = subprocess.run([sys.executable, "-c", code.format(folder=str(tmp_path))], capture_output=True, text=True,
+                          timeout=300, env={**os.environ, "TORCH_TPU_MATMUL_ROWS": "8"})
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_wrong_setting_is_an_error():
     done = subprocess.run([sys.executable, "-c", "import torch; torch.ones(2, device='tpu')"], capture_output=True,
                           text=True, timeout=300, env={**os.environ, "TORCH_TPU_MATMUL_ROWS": "many"})

@@ -219,6 +219,7 @@ class Segment:
         replays: list[Replay] = []
         written: list[tuple[int, int]] = []
 
+        @context.program()
         def program(*arrays: Any) -> list[Any]:
             makers.clear()
             replays.clear()

@@ -17,7 +17,7 @@ import torch
 from ..distributed import graph as collectives
 from ..distributed.captured import Collective
 from ..eager.plan import Plan
-from ..lowering import promotion, strided, table
+from ..lowering import context, promotion, strided, table
 from ..runtime import dtypes, errors, executable, jax_door
 from ..tensor import buffer
 from . import symbol, tape_rewrite
@@ -268,6 +268,7 @@ class Tape:
     def _function(self, entries: list[Entry], inputs: list[Value], numbers: list[Any],
                   finals: list[Value], scope: collectives.Scope | None,
                   unread: Sequence[Value] = ()) -> Callable[..., list[Any]]:
+        @context.program()
         def program(*arrays: Any) -> list[Any]:
             at: dict[Value, Any] = dict(zip(inputs, arrays))
             given = {which: array for (which, _), array in zip(numbers, arrays[len(inputs):])}

@@ -65,13 +65,36 @@ def matmul_rows() -> int:
     """The least number of rows of a product of narrow floats; one with fewer is padded. XLA:TPU computes a single row
     on the vector unit, and by its own estimate eight, which go to the matrix unit, take less than half the cycles of a
     decode step (docs/performance.md). TORCH_TPU_MATMUL_ROWS says otherwise."""
-    return _matmul_rows(platform_name())
+    return 1 if _many_rows else _matmul_rows(platform_name())
 
 
 @functools.cache
 def _matmul_rows(platform_name: str) -> int:
     given = config.MATMUL_ROWS.positive_or_auto()
     return given if given is not None else 8 if platform_name == "tpu" else 1
+
+
+_MANY_ROWS = 128
+_in_program = _many_rows = False
+
+
+@contextmanager
+def program() -> Iterator[None]:
+    """What is lowered inside is one program. After a product of many rows its few products of few rows are left as they
+    are: for the last token of a prefill, XLA:TPU would hold the output layer's whole weight in VMEM, and on v6e the
+    attention's scores would no longer fit there."""
+    global _in_program, _many_rows
+    before, (_in_program, _many_rows) = (_in_program, _many_rows), (True, False)
+    try:
+        yield
+    finally:
+        _in_program, _many_rows = before
+
+
+def note_rows(rows: int) -> None:
+    """A product of so many rows is lowered."""
+    global _many_rows
+    _many_rows |= _in_program and rows >= _MANY_ROWS
 
 
 _forced = ""

@@ -30,6 +30,7 @@ def dot(a, b, contract, batch=((), ()), out=None):
 
 def at_least_rows(a):
     """A matrix, or a batch of them, with so many rows that the matrix unit multiplies it (context.matmul_rows)."""
+    context.note_rows(a.shape[-2])
     missing = context.matmul_rows() - a.shape[-2]
     if missing <= 0 or a.shape[-2] == 0:
         return a
