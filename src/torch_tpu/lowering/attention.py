@@ -99,18 +99,17 @@ def _attend(q, k, v, mask, keep, dropout_p, is_causal, scale, first_row):
     peak = jnp.max(scores, -1, keepdims=True)
     weights = jnp.exp(scores - peak)
     total = jnp.sum(weights, -1, keepdims=True)
-    logsumexp = (peak + jnp.log(total))[..., 0]
+    logsumexp = peak + jnp.log(total)
+    if mask is not None:
+        seen = _seen(mask, scores.shape, is_causal, first_row)
+        logsumexp = jnp.where(seen, logsumexp, -jnp.inf)
+        total = jnp.where(seen, total, jnp.inf)
     if keep is not None:
         weights = jnp.where(keep, weights, jnp.zeros((), weights.dtype)) / (1 - dropout_p) if dropout_p < 1 \
             else jnp.zeros_like(weights)
     if context.platform_name() == "tpu":
-        out = _product((weights / total).astype(v.dtype), v, 2)
-    else:
-        out = _product(weights.astype(v.dtype), v, 2) / total
-    if mask is None:
-        return out, logsumexp
-    seen = _seen(mask, scores.shape, is_causal, first_row)
-    return jnp.where(seen, out, jnp.zeros((), out.dtype)), jnp.where(seen[..., 0], logsumexp, -jnp.inf)
+        return _product((weights / total).astype(v.dtype), v, 2), logsumexp[..., 0]
+    return _product(weights.astype(v.dtype), v, 2) / total, logsumexp[..., 0]
 
 
 def _gradients(grad, q, k, v, out, logsumexp, mask, keep, dropout_p, is_causal, scale, first_row):
