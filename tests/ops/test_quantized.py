@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -89,3 +91,16 @@ def test_scaled_mm(left, scales, no_fallback):
                            bias=bias.to("tpu"), out_dtype=torch.bfloat16)
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.cpu(), want, rtol=1e-2, atol=1e-2)
+
+
+def test_a_product_written_as_out_dtype_stays_in_the_program():
+    a, b = torch.randint(-128, 128, (20, 32), dtype=torch.int8), torch.randint(-128, 128, (32, 16), dtype=torch.int8)
+
+    def step(a, b):
+        product = torch.ops.higher_order.out_dtype(torch.ops.aten.mm.default, torch.int32, a, b)
+        return product.float() * 0.5
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*is cut into.*")
+        got = torch.compile(step, backend="tpu")(a.to("tpu"), b.to("tpu"))
+    assert torch.equal(got.cpu(), (a.int() @ b.int()).float() * 0.5)

@@ -65,11 +65,17 @@ def is_random_state(node: Node) -> bool:
     return node.target is operator.getitem and argument(node, 0).target is _SAVING and argument(node, 1) == 0
 
 
+def _is_integer_product(node: Node) -> bool:
+    """out_dtype(mm, int32, a, b): a product of int8 matrices, as torchao writes it."""
+    return node.target is torch.ops.higher_order.out_dtype and argument(node, 0) is aten.mm.default \
+        and argument(node, 1) is torch.int32
+
+
 def supports(node: Node) -> bool:
     """Whether the node can be part of an executable."""
     if node.op != "call_function":
         return False
-    if node.target is operator.getitem or node.target in _SYMBOLIC:
+    if node.target is operator.getitem or node.target in _SYMBOLIC or _is_integer_product(node):
         return True
     if control_flow.is_control_flow(node):
         return control_flow.supports(node)
@@ -197,6 +203,8 @@ class Run:
         if control_flow.is_control_flow(node):
             return _typed(control_flow.lower_node(node, self._value, self.scope), node.meta.get("val"))
         args = [self._value(a) for a in node.args]
+        if _is_integer_product(node):
+            return _call(aten._int_mm.default, args[2:], {}, None)
         if target in _SYMBOLIC:
             symbolic: Any = target
             return symbolic(*args)
