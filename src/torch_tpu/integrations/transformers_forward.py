@@ -27,6 +27,13 @@ from ..tensor import buffer, placement
 _PLAIN = (bool, int, str, type(None), torch.dtype, torch.Tensor)
 
 
+def cache_name() -> str:
+    """The argument of a model's forward that is the cache: `past_key_values` until Transformers 5.22."""
+    from transformers.generation.utils import ALL_CACHE_NAMES
+
+    return "cache" if "cache" in ALL_CACHE_NAMES else "past_key_values"
+
+
 class Forward:
     """Calls the model; `otherwise` is what to call where a capture does not serve.
 
@@ -38,6 +45,7 @@ class Forward:
         self.model = model
         self.otherwise = otherwise
         self.refused: str | None = None
+        self._name = cache_name()
         self._step = CompiledStep(self._run, f"{type(model).__name__}.{name}", {}, True, many=True)
         self._captured = threading.local()  # .cache: what this thread's capture writes
         self._known: tuple[list[weakref.ref[torch.Tensor]], tuple[Any, ...]] = ([], ())  # of the last cache
@@ -46,12 +54,12 @@ class Forward:
         self._hooks: list[Any] = []
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
-        cache = inputs.pop("cache", None)
+        cache = inputs.pop(self._name, None)
         leaves, spec = pytree.tree_flatten(inputs)
         if not self._hooks:
             self._hooks = _hooks(self.model)
         if args or self.refused or any(self._hooks) or not _suits(self.model, cache, leaves):
-            return self.otherwise(*args, **inputs, cache=cache)
+            return self.otherwise(*args, **inputs, **{self._name: cache})
         if any(now != before for now, before in self._settings):  # the attention's implementation, for one
             self._step.reset()
             self._settings = []
@@ -67,12 +75,12 @@ class Forward:
             outputs = self._step.call((inputs, tensors), {}, [*leaves, *tensors], (spec, len(tensors)),
                                       (*map(describe, leaves), *described))
         except _Hooked:
-            return self.otherwise(**inputs, cache=cache)
+            return self.otherwise(**inputs, **{self._name: cache})
         except errors.CaptureError as error:
             self.refused = str(error)
             warnings.warn(f"torch_tpu: {type(self.model).__name__} goes through torch.compile, since its code cannot "
                           f"be captured: {error}", RuntimeWarning, stacklevel=2)
-            return self.otherwise(**inputs, cache=cache)
+            return self.otherwise(**inputs, **{self._name: cache})
         finally:
             self._captured.cache = None  # it must not outlive `generate`
         kind, names = self._made
@@ -99,7 +107,7 @@ class Forward:
             raise _Hooked
         compile_doors.count_graph()
         cache = self._captured.cache
-        outputs = self.model(**inputs, cache=cache)
+        outputs = self.model(**inputs, **{self._name: cache})
         if not isinstance(outputs, dict):
             raise errors.CaptureError(f"the model returns a {type(outputs).__name__}, not a ModelOutput")
         self._made = type(outputs), tuple(name for name, value in outputs.items() if value is cache)

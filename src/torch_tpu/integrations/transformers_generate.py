@@ -1,5 +1,5 @@
-"""Transformers' `generate` with a static cache (tried on 5.24.0): every prompt length would be a prefill of its own,
-run operator by operator, and every length of the cache another decode program.
+"""Transformers' `generate` with a static cache (tried on 5.20.2, 5.22.2 and 5.24.0): every prompt length would be a
+prefill of its own, run operator by operator, and every length of the cache another decode program.
 
 Here the cache's length is rounded up, and the prompt is padded on the right to a bucket and prefilled by a compiled
 program; prefill and decode are captured without Dynamo where that serves (transformers_forward.py). The result is that
@@ -97,15 +97,19 @@ def _ours(model: Any) -> bool:
     return model.device.type == "tpu" and not model.config.is_encoder_decoder and config.BUCKETS.flag()
 
 
-_KNOWN = {"attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep"}
+_KNOWN = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}  # and the cache
 
 
 def _suits(model: Any, ids: torch.Tensor, generation: Any, given: dict[str, Any]) -> bool:
     """Whether padding changes nothing here: an empty static cache of full attention, token ids, one row of logits."""
     from transformers.cache_utils import StaticLayer
 
-    cache, mask, positions = (given.get(name) for name in ("cache", "attention_mask", "position_ids"))
-    if any(value is not None and name not in _KNOWN for name, value in given.items() if not name.startswith("output_")):
+    from .transformers_forward import cache_name
+
+    named = cache_name()
+    cache, mask, positions = (given.get(name) for name in (named, "attention_mask", "position_ids"))
+    known = _KNOWN | {named}
+    if any(value is not None and name not in known for name, value in given.items() if not name.startswith("output_")):
         return False
     if any(given.get(name) for name in given if name.startswith("output_")) or given.get("logits_to_keep") != 1:
         return False
@@ -130,7 +134,9 @@ def _suits(model: Any, ids: torch.Tensor, generation: Any, given: dict[str, Any]
 
 
 def _padded(model: Any, ids: torch.Tensor, given: dict[str, Any]) -> Any:
-    cache = given["cache"]
+    from .transformers_forward import cache_name
+
+    cache = given[cache_name()]
     length = ids.shape[1]
     extra = min(bucket(length), cache.layers[0].max_cache_len) - length
     if extra:
@@ -146,16 +152,19 @@ def _padded(model: Any, ids: torch.Tensor, given: dict[str, Any]) -> Any:
     inputs["logits_to_keep"] = torch.tensor([length - 1], device=ids.device)
     outputs = _program(model)(**inputs, return_dict=True)
     if extra:
-        cache.crop(-extra)
+        for layer in cache.layers:  # as StaticLayer.crop does it, which versions before 5.23 have not
+            layer.cumulative_length.sub_(extra)
     return outputs
 
 
 def _program(model: Any) -> Any:
     """The model's forward, compiled for prefill; one executable a bucket."""
+    found: Any = None  # not in the model, which could not be saved with it
+
     def traced(**inputs: Any) -> Any:
-        found = model.__dict__.get("_tpu_traced_prefill")
+        nonlocal found
         if found is None:
-            found = model.__dict__["_tpu_traced_prefill"] = torch.compile(
+            found = torch.compile(
                 model.__call__, backend="tpu", dynamic=False, recompile_limit=64,  # type: ignore[call-overload]
                 isolate_recompiles=True)
         length = inputs["input_ids"].shape[1]
