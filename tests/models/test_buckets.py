@@ -102,16 +102,18 @@ def test_sampling_and_beams_and_logits():
 def test_a_cache_that_is_used_again():
     from transformers import StaticCache
 
+    from torch_tpu.integrations.transformers_forward import cache_name
+
     host = models()["llama"].eval()
     chip = copy.deepcopy(host).to("tpu")
     ids = prompt(12)
     cache = StaticCache(config=chip.config, max_cache_len=64)
-    first = generate(chip, ids, cache=cache)
+    first = generate(chip, ids, **{cache_name(): cache})
     assert torch.equal(first, generate(host, ids))
     longer = torch.cat([first, prompt(7)], dim=1)
-    assert torch.equal(generate(chip, longer, cache=cache), generate(host, longer))
+    assert torch.equal(generate(chip, longer, **{cache_name(): cache}), generate(host, longer))
     cache.reset()
-    assert torch.equal(generate(chip, ids, cache=cache), first)
+    assert torch.equal(generate(chip, ids, **{cache_name(): cache}), first)
 
 
 def test_off(monkeypatch):
