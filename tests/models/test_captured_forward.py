@@ -185,6 +185,8 @@ def test_training_between_two_calls():
 def test_the_cache_is_gone_after_generate():
     import gc
 
+    gc.collect()
+    others = torch.tpu.memory_allocated()
     tpu = _model().to("tpu")
     _tokens(tpu)
     gc.collect()
@@ -194,7 +196,7 @@ def test_the_cache_is_gone_after_generate():
         gc.collect()
         assert torch.tpu.memory_allocated() <= before
     weights = sum(p.numel() * p.element_size() for p in tpu.parameters())
-    assert before < weights + 2 * 2 * 2 * 1024 * 8 * 4  # less than the weights and one cache
+    assert before - others < weights + 2 * 2 * 2 * 1024 * 8 * 4  # less than the weights and one cache
 
 
 def test_threads_generate_with_one_model():
