@@ -25,6 +25,13 @@ def close(a, b, what="", rtol=1e-4, atol=1e-5):
                                msg=lambda m: f"rank {rank} {what}: {m}")
 def same(a, b, what=""):
     assert a == b, f"rank {rank} {what}: {a} != {b}"
+def raises(kind, part, call):
+    try:
+        call()
+    except kind as error:
+        assert part in str(error), f"rank {rank}: {error}"
+    else:
+        raise AssertionError(f"rank {rank}: {kind.__name__} ({part}) was not raised")
 """
 
 

@@ -34,6 +34,10 @@ for what, model in models.items():
         want = getattr(one.model.layers[0].self_attn, part).weight.grad
         got = getattr(split.model.layers[0].self_attn, part).weight.grad
         close(got.full_tensor() if hasattr(got, "full_tensor") else got, want, f"{what}: {part}", 1e-3, 1e-4)
+import torch_tpu
+raises(ValueError, "DTensor", lambda: torch_tpu.quantize(split))
+raises(ValueError, "tp_size=2", lambda: AutoModelForCausalLM.from_pretrained(
+    folder, distributed_config=DistributedConfig(tp_size=world), quantization_config=torch_tpu.TpuQuantConfig("int8")))
 """
 
 

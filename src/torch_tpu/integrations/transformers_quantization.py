@@ -65,9 +65,13 @@ def _register(module: ModuleType) -> None:
             return {"group_size": config.group_size, "embeddings": config.embeddings, "skip": config.skip}
 
         def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-            if getattr(model, "_device_mesh", None) is not None:
-                raise ValueError("TpuQuantConfig: a model that several processes share cannot be quantized (its "
-                                 "weights' scales are not split); use one process a model, or no quantization_config")
+            among = getattr(model.config, "distributed_config", None)
+            shared = {f"{axis}_size={size}" for axis in ("tp", "fsdp", "pp", "ep")
+                      if (size := getattr(among, f"{axis}_size", None) or 1) > 1}
+            if shared:
+                raise ValueError(f"TpuQuantConfig: a model that several processes share ({', '.join(sorted(shared))}) "
+                                 "cannot be quantized; one process drives several chips with torch.tpu.mesh(tp=N) and "
+                                 "device_map=\"tpu\", or leave the quantization_config out")
             if self.pre_quantized:  # the parameters that the checkpoint has
                 for shares, of in model.all_tied_weights_keys.items():  # model.tie_weights does nothing before loading
                     layer, parameter = get_module_from_name(model, shares)

@@ -76,6 +76,8 @@ def layouts(model: torch.nn.Module, axes: Mapping[str, int], rules: Rules | None
         names.setdefault(id(tensor), []).append(name)
         tensors[id(tensor)] = tensor
     parameters = {id(parameter) for parameter in model.parameters()}
+    turned = {id(parameter) for module in model.modules() if getattr(module, "inputs_first", False)
+              for parameter in module.parameters(recurse=False)}
     used: set[str] = set()
     found = []
     for key, tensor in tensors.items():
@@ -92,7 +94,7 @@ def layouts(model: torch.nn.Module, axes: Mapping[str, int], rules: Rules | None
         elif key not in parameters:
             spec, why = (), "a buffer"
         else:
-            spec, why = _by_plan(own, shape, plan, axes, tp)
+            spec, why = _by_plan(own, shape, plan, axes, tp, key in turned)
             if axes.get(fsdp, 1) > 1 and len(shape) > 1:  # gathering a vector costs more than it saves
                 spec, why = _further(shape, spec, axes, fsdp, why)
         found.append(Layout(own[0], shape, tensor.numel() * tensor.element_size(), spec, why))
@@ -127,7 +129,8 @@ def _style(name: str, plan: Mapping[str, str]) -> str | None:
 
 
 def _by_plan(names: list[str], shape: tuple[int, ...], plan: Mapping[str, str], axes: Mapping[str, int],
-             tp: str) -> tuple[Spec, str]:
+             tp: str, turned: bool) -> tuple[Spec, str]:
+    """`turned`: the parameter's dimensions are those of an nn.Linear's weight the other way round."""
     size = axes.get(tp, 1)
     if size == 1:
         return (), "no tensor parallelism"
@@ -138,6 +141,8 @@ def _by_plan(names: list[str], shape: tuple[int, ...], plan: Mapping[str, str], 
         dim = _divided(style, shape)
         if dim is None:
             continue
+        if turned and len(shape) > 1:
+            dim = 2 * len(shape) - 3 - dim
         if shape[dim] % size == 0:
             return (*(None,) * dim, tp), f"plan: {style}"
         if len(shape) > 1:

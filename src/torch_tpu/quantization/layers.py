@@ -72,6 +72,8 @@ class Int8DynamicLinear(Int8Linear):
 class Int4Linear(_Linear):
     """weight: int8 (in_features / 2, out_features), two numbers a byte; weight_scale: (groups, out_features)."""
 
+    inputs_first = True  # unlike nn.Linear's weight: torch_tpu.mesh reads it
+
     def quantize_(self, group_size: int) -> None:
         weight, scale = numbers.to_int4(self.weight.detach(), group_size)
         self.weight, self.weight_scale = _parameter(weight), _parameter(scale)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from .layers import QUANTIZED, Int4Linear, Int8DynamicLinear, Int8Embedding, Int8Linear
 
@@ -35,7 +36,8 @@ def quantize(model: nn.Module, mode: str = "int8", *, group_size: int = 64, embe
 
     Raises:
         TypeError: `model` is no module.
-        ValueError: the mode is unknown, nothing in the model can be quantized, or weights are offloaded.
+        ValueError: the mode is unknown, nothing in the model can be quantized, weights are offloaded, or divided
+            among processes (DTensor).
     """
     layers = plan(model, mode, group_size=group_size, embeddings=embeddings, skip=skip)
     if not layers:
@@ -49,6 +51,10 @@ def finish(model: nn.Module, mode: str, *, group_size: int, embeddings: bool, sk
     layers = plan(model, mode, group_size=group_size, embeddings=embeddings, skip=skip)
     modules: dict[str, Any] = dict(model.named_modules())
     for name, _ in layers:
+        if isinstance(modules[name].weight, DTensor):
+            raise ValueError(f"quantize: {name}.weight is a DTensor, divided among processes, and its scales would not "
+                             "be; one process drives several chips with torch.tpu.mesh(tp=N).shard(model), which takes "
+                             "quantized models")
         if "_old_forward" in vars(modules[name]):  # Accelerate's hook has kept the old class's forward
             raise ValueError(f"quantize: weights of {name} are dispatched or offloaded by Accelerate; load the model "
                              "on one device, or quantize it before it is dispatched")
